@@ -1,0 +1,6 @@
+//! The front listener.
+
+pub mod admission;
+pub mod body;
+pub mod handler;
+pub mod headers;

@@ -1,0 +1,12 @@
+//! nirn-proxy: a clustered HTTP reverse proxy for Discord's REST API.
+
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod front;
+pub mod identity;
+pub mod observe;
+pub mod probe;
+pub mod route;
+pub mod scheduler;
+pub mod upstream;

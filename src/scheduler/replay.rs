@@ -1,0 +1,1 @@
+//! Keeping a body while it is first sent.

@@ -1,0 +1,1 @@
+//! A Discord that enforces its limits.
