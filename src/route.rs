@@ -9,6 +9,10 @@ pub struct Route {
     pub key: u128,
     /// The major parameter (tokens hashed) as a key; 0 when there is none. A bucket is (Discord's hash, this).
     pub major: u128,
+    /// The key of the bucket used until Discord names one: `key`, or one per interaction, by its token's hash.
+    pub provisional: u128,
+    /// A hash of `label()`, so that metrics can find a route's handles without building the text.
+    pub label_key: u64,
     /// The template: route words and `!`, never a token.
     pub template: String,
     /// Exempt from the global limit; everything of one interaction shares one queue.
