@@ -1,0 +1,267 @@
+//! A credential's global limit: so many requests in any rolling second, as Discord sees them.
+//!
+//! An idle credential may send its whole limit at once. One that has run into the limit is spread evenly over the
+//! second until a slot goes unused, so that nobody waits a whole second behind somebody else's burst. The window is a
+//! little longer than a second, by a margin that grows when Discord disagrees and shrinks again (network jitter can
+//! push two of our seconds into one of Discord's).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+const SECOND: Duration = Duration::from_secs(1);
+const BASE_MARGIN: Duration = Duration::from_millis(2);
+const MAX_MARGIN: Duration = Duration::from_millis(100);
+const WIDEN_BY: Duration = Duration::from_millis(32);
+/// The learned part of the margin halves in this time.
+const NARROW_EVERY: Duration = Duration::from_secs(300);
+/// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
+const EXACT_UP_TO: u32 = 1000;
+
+/// The pacer of one credential.
+#[derive(Debug)]
+pub struct Pacer {
+    limit: u32,
+    /// Sends within the window: when (never earlier than it was) and how many.
+    sends: VecDeque<(Instant, u32)>,
+    count: u32,
+    /// While spreading: the next even slot.
+    spread: Option<Instant>,
+    margin: Duration,
+    margin_at: Instant,
+    blocked_until: Option<Instant>,
+}
+
+impl Pacer {
+    /// `limit` requests a second. What was sent before `credit_from` is not known (by another process, say), so that
+    /// the second before it counts as spent, evenly.
+    pub fn new(limit: u32, now: Instant, credit_from: Instant) -> Self {
+        let limit = limit.max(1);
+        let mut pacer = Self {
+            limit,
+            sends: VecDeque::new(),
+            count: 0,
+            spread: None,
+            margin: BASE_MARGIN,
+            margin_at: now,
+            blocked_until: None,
+        };
+        let window = pacer.window();
+        let steps = limit.min(EXACT_UP_TO);
+        let Some(start) = credit_from.checked_sub(window) else { return pacer };
+        for step in 1..=steps {
+            let share = limit / steps + u32::from(step <= limit % steps);
+            let at = start + window * step / steps;
+            if at + window > now {
+                pacer.sends.push_back((at, share));
+                pacer.count += share;
+            }
+        }
+        pacer
+    }
+
+    /// Takes one request's allowance, or names the instant to try again.
+    pub fn claim(&mut self, now: Instant) -> Result<(), Instant> {
+        if let Some(until) = self.blocked(now) {
+            return Err(until);
+        }
+        let window = self.window();
+        while let Some((at, count)) = self.sends.front().copied().filter(|(at, _)| *at + window <= now) {
+            debug_assert!(at <= now);
+            self.sends.pop_front();
+            self.count -= count;
+        }
+        let spacing = window / self.limit;
+        // A slot that nobody took ends the spreading: the credential is below its limit again.
+        if self.spread.is_some_and(|slot| slot + spacing < now && self.count < self.limit) {
+            self.spread = None;
+        }
+        if self.count >= self.limit {
+            let free = self.sends.front().map_or(now, |(at, _)| *at + window);
+            let slot = self.spread.get_or_insert(free);
+            return Err(free.max(*slot));
+        }
+        if let Some(slot) = self.spread.filter(|slot| *slot > now) {
+            return Err(slot);
+        }
+        if let Some(slot) = &mut self.spread {
+            // From the slot, not from now: a late timer must not slow the stream down for good.
+            *slot += spacing;
+        }
+        self.record(now);
+        Ok(())
+    }
+
+    /// Discord answered 429 for all of the credential: nothing until then, and evenly after it.
+    pub fn block(&mut self, now: Instant, until: Instant) {
+        if self.blocked_until.is_none_or(|known| known < until) {
+            self.blocked_until = Some(until);
+            self.spread = Some(until);
+        }
+        self.margin = (self.margin_now(now) + WIDEN_BY).min(MAX_MARGIN);
+        self.margin_at = now;
+    }
+
+    /// The end of a live global block.
+    pub fn blocked(&mut self, now: Instant) -> Option<Instant> {
+        self.blocked_until = self.blocked_until.filter(|until| *until > now);
+        self.blocked_until
+    }
+
+    fn record(&mut self, now: Instant) {
+        self.count += 1;
+        let coarse = self.limit > EXACT_UP_TO;
+        match self.sends.back_mut() {
+            Some((at, count)) if coarse && *at > now => *count += 1,
+            _ => self.sends.push_back((if coarse { now + Duration::from_millis(1) } else { now }, 1)),
+        }
+        if !self.margin_at.elapsed_at(now).is_zero() && self.margin > BASE_MARGIN {
+            self.margin = self.margin_now(now);
+            self.margin_at = now;
+        }
+    }
+
+    fn window(&self) -> Duration {
+        SECOND + self.margin
+    }
+
+    fn margin_now(&self, now: Instant) -> Duration {
+        let learned = self.margin.saturating_sub(BASE_MARGIN);
+        let halves = self.margin_at.elapsed_at(now).as_secs_f64() / NARROW_EVERY.as_secs_f64();
+        BASE_MARGIN + learned.mul_f64(0.5f64.powf(halves))
+    }
+}
+
+trait ElapsedAt {
+    fn elapsed_at(&self, now: Instant) -> Duration;
+}
+
+impl ElapsedAt for Instant {
+    fn elapsed_at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(*self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn seasoned(limit: u32) -> (Pacer, Instant) {
+        let born = Instant::now();
+        let now = born + Duration::from_secs(10);
+        (Pacer::new(limit, now, born), now)
+    }
+
+    /// Sends `count` requests as fast as allowed, each timer late by `late`.
+    fn drain(pacer: &mut Pacer, mut now: Instant, count: usize, late: Duration) -> Vec<Instant> {
+        let mut sent = Vec::new();
+        while sent.len() < count {
+            match pacer.claim(now) {
+                Ok(()) => sent.push(now),
+                Err(at) => now = at + late,
+            }
+        }
+        sent
+    }
+
+    fn at_most(sent: &[Instant], limit: usize) -> bool {
+        sent.windows(limit + 1).all(|run| run[limit] - run[0] >= SECOND)
+    }
+
+    #[test]
+    fn an_idle_credential_sends_its_limit_at_once_and_then_evenly() {
+        let (mut pacer, now) = seasoned(50);
+        let sent = drain(&mut pacer, now, 150, Duration::ZERO);
+        assert_eq!(sent[49], now);
+        assert!(at_most(&sent, 50));
+        let gaps: Vec<_> = sent[50..].windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(19) && *gap <= Duration::from_millis(21)), "{gaps:?}");
+        assert!(sent[149] - now < Duration::from_millis(3000));
+    }
+
+    #[test]
+    fn late_timers_do_not_add_up() {
+        let (mut pacer, now) = seasoned(50);
+        let sent = drain(&mut pacer, now, 3200, Duration::from_millis(1));
+        assert!(at_most(&sent, 50));
+        assert!(sent[3199] - now < Duration::from_millis(64_200), "{:?}", sent[3199] - now);
+    }
+
+    #[test]
+    fn a_fresh_process_has_no_credit_for_its_first_second() {
+        let now = Instant::now() + SECOND * 5;
+        let mut pacer = Pacer::new(50, now, now);
+        let sent = drain(&mut pacer, now, 60, Duration::ZERO);
+        assert!(sent.iter().filter(|at| **at - now < Duration::from_millis(500)).count() <= 25);
+        assert!(at_most(&sent, 50));
+    }
+
+    #[test]
+    fn a_global_block_holds_and_is_followed_by_an_even_stream() {
+        let (mut pacer, now) = seasoned(50);
+        let until = now + Duration::from_millis(1600);
+        pacer.block(now, until);
+        assert_eq!(pacer.claim(now), Err(until));
+        let sent = drain(&mut pacer, now, 50, Duration::ZERO);
+        assert!(sent[0] >= until);
+        assert!(sent[49] - until > Duration::from_millis(900));
+    }
+
+    #[test]
+    fn disagreement_widens_the_window_and_time_narrows_it() {
+        let (mut pacer, now) = seasoned(50);
+        for _ in 0..9 {
+            pacer.block(now, now);
+        }
+        assert_eq!(pacer.margin, MAX_MARGIN);
+        assert!(pacer.margin_now(now + NARROW_EVERY * 8) < BASE_MARGIN * 2);
+    }
+
+    proptest! {
+        #[test]
+        fn no_rolling_second_exceeds_the_limit(
+            limit in 1u32..60, idle in 0u64..3, steps in prop::collection::vec((0u64..300, 1usize..40), 1..60)
+        ) {
+            let born = Instant::now();
+            let mut now = born + Duration::from_secs(idle);
+            let mut pacer = Pacer::new(limit, now, born);
+            let mut sent = Vec::new();
+            for (pause, burst) in steps {
+                now += Duration::from_millis(pause);
+                for _ in 0..burst {
+                    if pacer.claim(now).is_ok() { sent.push(now); }
+                }
+            }
+            prop_assert!(at_most(&sent, limit as usize));
+        }
+
+        #[test]
+        fn a_promised_instant_holds(limit in 1u32..60, burst in 1usize..200) {
+            let (mut pacer, mut now) = seasoned(limit);
+            for _ in 0..burst {
+                if let Err(at) = pacer.claim(now) {
+                    prop_assert!(at > now);
+                    now = at;
+                    prop_assert_eq!(pacer.claim(now), Ok(()));
+                }
+            }
+        }
+
+        #[test]
+        fn below_the_limit_nobody_waits(limit in 2u32..60, count in 1u32..60) {
+            let (mut pacer, now) = seasoned(limit);
+            for step in 0..count.min(limit) {
+                prop_assert!(pacer.claim(now + Duration::from_millis(u64::from(step))).is_ok());
+            }
+        }
+
+        #[test]
+        fn large_limits_cost_bounded_memory(limit in 1001u32..1_000_000) {
+            let (mut pacer, now) = seasoned(limit);
+            for step in 0..5000u32 {
+                if pacer.claim(now + Duration::from_micros(u64::from(step) * 500)).is_err() { break; }
+            }
+            prop_assert!(pacer.sends.len() <= 1110);
+        }
+    }
+}
