@@ -175,7 +175,10 @@ mod tests {
         assert_eq!(sent[49], now);
         assert!(at_most(&sent, 50));
         let gaps: Vec<_> = sent[50..].windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(19) && *gap <= Duration::from_millis(21)), "{gaps:?}");
+        assert!(
+            gaps.iter().all(|gap| *gap >= Duration::from_millis(19) && *gap <= Duration::from_millis(21)),
+            "{gaps:?}"
+        );
         assert!(sent[149] - now < Duration::from_millis(3000));
     }
 
