@@ -1,6 +1,7 @@
 //! nirn-proxy: a clustered HTTP reverse proxy for Discord's REST API.
 
 pub mod clock;
+pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod front;

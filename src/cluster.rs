@@ -1,0 +1,4 @@
+//! Several nodes as one proxy: who they are, which of them owns a credential, and the way to it.
+
+pub mod members;
+pub mod seal;

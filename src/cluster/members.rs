@@ -1,0 +1,170 @@
+//! Who is in the cluster, and which of them owns a key.
+//!
+//! Knows nothing of gossip or of requests: it is given the members and answers for 32-byte keys. Two nodes with equal
+//! views name the same owner, whatever build or processor they run on, so everything that is hashed here is hashed as
+//! bytes by a hash with fixed keys. The golden values in the tests must never change: nodes of two versions share a
+//! cluster during a rolling update.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use rendezvous_hash::{KeyValueNode, NodeHasher, RendezvousNodes};
+use siphasher::sip::SipHasher13;
+
+/// What ownership is decided by: a credential's SHA-256, or what stands in for it.
+pub type Key = [u8; 32];
+
+/// One node as the others know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// NODE_NAME: what the rendezvous hash ranks, unique in the cluster.
+    pub name: Arc<str>,
+    /// The address and port it gossips on.
+    pub gossip: SocketAddr,
+    /// The port of its peer listener, on the gossip address.
+    pub peer_port: u16,
+    /// Unix milliseconds at its start, raised whenever it had to rejoin.
+    pub generation: u64,
+}
+
+impl Member {
+    /// Where its peer listener is dialled.
+    pub fn peer(&self) -> SocketAddr {
+        SocketAddr::new(self.gossip.ip(), self.peer_port)
+    }
+}
+
+/// Who owns a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This node.
+    Local,
+    /// Another node.
+    Peer(Arc<Member>),
+    /// Nobody: there are more members than CLUSTER_MAX_NODES.
+    OverCapacity,
+}
+
+/// One view of the cluster, this node included. Immutable: a change makes a new one with the next epoch.
+pub struct Members {
+    epoch: u64,
+    sorted: Vec<Arc<Member>>,
+    ranking: RendezvousNodes<KeyValueNode<Name, u16>, Pinned>,
+    local: Option<u16>,
+    cap: usize,
+}
+
+impl Members {
+    /// A view of `members` from the node that gossips at `local`; with more than `cap` of them nobody owns anything.
+    ///
+    /// Of two members with one name the younger counts and the other does not: a replaced node often keeps its name
+    /// and changes its address, and its old self is still listed until it is found dead.
+    pub fn new(epoch: u64, members: impl IntoIterator<Item = Member>, local: SocketAddr, cap: usize) -> Self {
+        let mut by_name: HashMap<Arc<str>, Member> = HashMap::new();
+        for member in members {
+            let rank = |member: &Member| (member.generation, member.gossip);
+            match by_name.get(&member.name) {
+                Some(known) if rank(known) >= rank(&member) => {}
+                _ => {
+                    by_name.insert(member.name.clone(), member);
+                }
+            }
+        }
+        let mut sorted: Vec<Arc<Member>> = by_name.into_values().map(Arc::new).collect();
+        sorted.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        sorted.truncate(usize::from(u16::MAX));
+        let mut ranking = RendezvousNodes::new(Pinned);
+        ranking.extend((0..).zip(&sorted).map(|(at, member)| KeyValueNode::new(Name(member.name.clone()), at)));
+        let local = (0..).zip(&sorted).find(|(_, member)| member.gossip == local).map(|(at, _)| at);
+        Self { epoch, sorted, ranking, local, cap }
+    }
+
+    /// Rises with every view of one process, so that an answer can be kept for as long as it holds.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Every member, by name.
+    pub fn list(&self) -> &[Arc<Member>] {
+        &self.sorted
+    }
+
+    /// More members than CLUSTER_MAX_NODES.
+    pub fn over_capacity(&self) -> bool {
+        self.sorted.len() > self.cap
+    }
+
+    /// Whether some member gossips from this address.
+    pub fn has_ip(&self, ip: IpAddr) -> bool {
+        self.sorted.iter().any(|member| member.gossip.ip() == ip)
+    }
+
+    /// The owner of a key: the member whose name ranks highest for it.
+    pub fn owner(&self, key: &Key) -> Owner {
+        self.at(self.rank(key))
+    }
+
+    /// The owner's place in the list, for [`Members::at`]; none while over capacity.
+    pub fn rank(&self, key: &Key) -> Option<u16> {
+        if self.over_capacity() {
+            return None;
+        }
+        self.ranking.calc_candidates(&Ranked(key)).next().map(|node| node.value)
+    }
+
+    /// The owner at a place that [`Members::rank`] of this view gave.
+    pub fn at(&self, place: Option<u16>) -> Owner {
+        match place.and_then(|place| self.sorted.get(usize::from(place))) {
+            None => Owner::OverCapacity,
+            Some(_) if place == self.local => Owner::Local,
+            Some(member) => Owner::Peer(member.clone()),
+        }
+    }
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Members")
+            .field("epoch", &self.epoch)
+            .field("sorted", &self.sorted)
+            .finish_non_exhaustive()
+    }
+}
+
+/// SipHash-1-3 with fixed keys.
+struct Pinned;
+
+impl<N: Hash> NodeHasher<N> for Pinned {
+    fn hash<T: Hash>(&self, node: &N, item: &T) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(0x6e69_726e_2d70_726f, 0x7879_2d76_322e_3030);
+        item.hash(&mut hasher);
+        node.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// A node's name, hashed as its bytes: `str`'s own `Hash` adds a byte that std does not promise.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone)]
+struct Name(Arc<str>);
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.0.as_bytes());
+    }
+}
+
+/// A key, hashed as its bytes: an array's own `Hash` adds its length as a machine word.
+struct Ranked<'k>(&'k Key);
+
+impl Hash for Ranked<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests;
