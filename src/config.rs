@@ -1,18 +1,30 @@
 //! Settings: environment variables to a checked [`Config`].
+//!
+//! The types are here, [`table`] lists the variables, `build` and `read` turn text into values, and `source` is the
+//! one place that looks at the process's environment, at `.env` and at the host.
 
+mod build;
+mod read;
+mod source;
+pub mod table;
+
+use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ahash::AHashMap;
+
+use table::Variable;
 
 /// Everything the daemon was told, by consumer.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// LOG_LEVEL and LOG_FORMAT.
     pub log: Log,
-    /// BIND_IP and PORT; port 0 (tests only) takes a free one.
+    /// BIND_IP: the address of every listener.
     pub bind_ip: IpAddr,
-    /// The proxy's HTTP port.
+    /// PORT: the proxy's HTTP port; 0 (tests only) takes a free one.
     pub port: u16,
     /// The way to Discord.
     pub upstream: Upstream,
@@ -24,8 +36,10 @@ pub struct Config {
     pub metrics_port: Option<u16>,
     /// PPROF_PORT, if ENABLE_PPROF.
     pub pprof_port: Option<u16>,
-    /// NODE_NAME.
+    /// NODE_NAME. [`Config::load`] makes one up when it is unset.
     pub node_name: String,
+    /// The cluster to join, if CLUSTER_MEMBERS or CLUSTER_DNS is set.
+    pub cluster: Option<Cluster>,
     /// Lines to log as warnings once logging is up (ignored 1.x settings, plain http).
     pub warnings: Vec<String>,
 }
@@ -58,8 +72,8 @@ pub struct Upstream {
     pub extra_roots: Vec<Vec<u8>>,
 }
 
-/// Outbound proxies of Discord traffic.
-#[derive(Clone, Debug, Default)]
+/// Outbound proxies of Discord traffic. Their URLs may carry passwords, so `Debug` does not show them.
+#[derive(Clone, Default)]
 pub struct Proxy {
     /// HTTP_PROXY.
     pub http: Option<String>,
@@ -67,6 +81,16 @@ pub struct Proxy {
     pub https: Option<String>,
     /// NO_PROXY.
     pub no: Option<String>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy")
+            .field("http", &self.http.is_some())
+            .field("https", &self.https.is_some())
+            .field("no", &self.no)
+            .finish()
+    }
 }
 
 /// Queues, deadlines, state and retries.
@@ -105,4 +129,95 @@ pub struct Overrides {
     pub by_bot_id: AHashMap<u64, u32>,
     /// By SHA-256 of the credential.
     pub by_key: AHashMap<[u8; 32], u32>,
+}
+
+impl Overrides {
+    /// How many credentials have a limit of their own.
+    pub fn len(&self) -> usize {
+        self.by_bot_id.len() + self.by_key.len()
+    }
+
+    /// Whether every credential has the usual limit.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a node needs to join its cluster.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// CLUSTER_MEMBERS, else CLUSTER_DNS.
+    pub seeds: Seeds,
+    /// CLUSTER_PORT: gossip over UDP.
+    pub port: u16,
+    /// CLUSTER_PEER_PORT: HTTPS between nodes.
+    pub peer_port: u16,
+    /// CLUSTER_MAX_NODES.
+    pub max_nodes: usize,
+    /// CLUSTER_SECRET.
+    pub secret: Secret,
+    /// CLUSTER_CA_FILE.
+    pub ca_file: PathBuf,
+    /// CLUSTER_CERT_FILE.
+    pub cert_file: PathBuf,
+    /// CLUSTER_KEY_FILE.
+    pub key_file: PathBuf,
+    /// CLUSTER_ADVERTISE_IP.
+    pub advertise_ip: Option<IpAddr>,
+}
+
+/// Where the first members are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seeds {
+    /// CLUSTER_MEMBERS, which wins.
+    Members(Vec<Seed>),
+    /// CLUSTER_DNS: every address of every name is tried.
+    Dns(Vec<Seed>),
+}
+
+/// One place to look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seed {
+    /// A host name or an IP address, IPv6 without brackets.
+    pub host: String,
+    /// Its gossip port; CLUSTER_PORT if the entry had none.
+    pub port: u16,
+}
+
+/// Text that is never shown: `Debug` masks it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself, for whoever derives a key from it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(***)")
+    }
+}
+
+/// A reason not to start, as one line that names the variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem(String);
+
+impl Problem {
+    /// `rest` is what was got, or what is wrong with it.
+    fn refused(variable: &Variable, rest: &str) -> Self {
+        Self(format!("{} accepts {}{rest}", variable.name, variable.accepts.sentence()))
+    }
+
+    fn missing(variable: &Variable) -> Self {
+        Self(format!("{} is required in a cluster: {}", variable.name, variable.accepts.sentence()))
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
