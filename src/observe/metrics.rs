@@ -23,30 +23,6 @@ pub use routes::{OpenGuard, RouteMetrics};
 /// Seconds to Discord's response headers that the histogram tells apart.
 const BUCKETS: [f64; 6] = [0.1, 0.25, 1.0, 2.5, 5.0, 20.0];
 
-/// Every failure reason in the order of [`Reason`], which indexes the counters.
-const REASONS: [(Reason, &str); 20] = [
-    (Reason::BadRequest, "bad_request"),
-    (Reason::InvalidToken, "invalid_token"),
-    (Reason::UnknownEndpoint, "unknown_endpoint"),
-    (Reason::QueueTimeout, "queue_timeout"),
-    (Reason::RateLimitDeadline, "rate_limit_deadline"),
-    (Reason::UpstreamError, "upstream_error"),
-    (Reason::InFlightLimit, "in_flight_limit"),
-    (Reason::QueueFull, "queue_full"),
-    (Reason::ClientLimit, "client_limit"),
-    (Reason::BucketLimit, "bucket_limit"),
-    (Reason::RetryCaptureLimit, "retry_capture_limit"),
-    (Reason::RetryPreparation, "retry_preparation"),
-    (Reason::InvalidRequestBudget, "invalid_request_budget"),
-    (Reason::PeerError, "peer_error"),
-    (Reason::ClusterRouting, "cluster_routing"),
-    (Reason::ClusterOverCapacity, "cluster_over_capacity"),
-    (Reason::ShuttingDown, "shutting_down"),
-    (Reason::UpstreamTimeout, "upstream_timeout"),
-    (Reason::ResponseAborted, "response_aborted"),
-    (Reason::ClientClosed, "client_closed"),
-];
-
 /// The process's metrics. Cheap to clone: all clones count into the same registry.
 #[derive(Clone)]
 pub struct Metrics {
@@ -56,6 +32,7 @@ pub struct Metrics {
 struct Inner {
     registry: Registry,
     routes: Routes,
+    /// By [`Reason`], in the order of its enum.
     failures: Vec<IntCounter>,
     errors: IntCounter,
     routed_sent: IntCounter,
@@ -86,7 +63,7 @@ impl Metrics {
         let counter = |name, help| registered(&registry, IntCounter::new(name, help));
         let inner = Inner {
             routes: Routes::new(requests, open),
-            failures: REASONS.iter().map(|(_, label)| failures.with_label_values(&[label])).collect(),
+            failures: Reason::ALL.iter().map(|reason| failures.with_label_values(&[reason.as_str()])).collect(),
             errors: counter("nirn_proxy_error", "Error-level log records"),
             routed_sent: counter("nirn_proxy_requests_routed_sent", "Requests forwarded to the peer that owns them"),
             routed_received: counter("nirn_proxy_requests_routed_received", "Requests that a peer forwarded here"),
@@ -167,8 +144,8 @@ mod tests {
 
     #[test]
     fn the_reasons_are_in_the_order_of_their_enum() {
-        for (index, (reason, _)) in REASONS.iter().enumerate() {
-            assert_eq!(*reason as usize, index);
+        for (index, reason) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, index);
         }
     }
 
@@ -176,7 +153,8 @@ mod tests {
     fn every_failure_reason_is_exported_from_the_start() {
         let metrics = Metrics::new();
         let start = text(&metrics);
-        for (_, label) in REASONS {
+        for reason in Reason::ALL {
+            let label = reason.as_str();
             assert!(start.contains(&format!("nirn_proxy_failures_total{{reason=\"{label}\"}} 0\n")), "{label}");
         }
         metrics.failed(Reason::ClientClosed);
