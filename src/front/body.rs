@@ -1,1 +1,176 @@
-//! Part of the front.
+//! The body of every response: a local answer's bytes, or Discord's stream with its deadline and its guards.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep_until};
+
+use super::admission::Slot;
+use super::link::{End, Link};
+use crate::error::Reason;
+use crate::observe::metrics::{Metrics, OpenGuard};
+
+/// A response's body.
+#[derive(Debug)]
+pub struct Body(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Full(Option<Bytes>),
+    Stream(Box<Stream>),
+}
+
+/// Discord's body on its way to the client.
+struct Stream {
+    incoming: Incoming,
+    deadline: Instant,
+    guard: Option<Guard>,
+    /// What may end the stream while Discord sends nothing; made when it first does, so that an answer that is there
+    /// at once costs no timer.
+    interrupt: Option<Pin<Box<dyn Future<Output = Reason> + Send + Sync>>>,
+}
+
+/// What an admitted request holds until the last byte of its response, or until it fails.
+pub struct Guard {
+    /// The in-flight slot.
+    pub slot: Slot,
+    /// `nirn_proxy_open_connections`.
+    pub open: OpenGuard,
+    /// Where a response that is not finished is counted.
+    pub metrics: Metrics,
+    /// The connection it goes out on.
+    pub link: Arc<Link>,
+}
+
+/// The stream was cut: hyper closes the connection or resets the stream, so that it never looks complete.
+#[derive(Debug)]
+pub struct Aborted;
+
+impl std::fmt::Display for Aborted {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("response aborted")
+    }
+}
+
+impl std::error::Error for Aborted {}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Stream").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl Body {
+    /// Bytes made here.
+    pub fn full(bytes: Bytes) -> Self {
+        Self(Kind::Full((!bytes.is_empty()).then_some(bytes)))
+    }
+
+    /// Discord's body, aborted past `deadline`, when its connection breaks and when the client's does.
+    pub fn stream(incoming: Incoming, deadline: Instant, guard: Guard) -> Self {
+        if incoming.is_end_stream() {
+            return Self(Kind::Full(None));
+        }
+        guard.link.expect_by(deadline);
+        Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard: Some(guard), interrupt: None })))
+    }
+}
+
+impl Stream {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        let Some(guard) = &self.guard else { return Poll::Ready(None) };
+        match Pin::new(&mut self.incoming).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if self.incoming.is_end_stream() {
+                    self.finish();
+                } else if Instant::now() >= self.deadline {
+                    return self.abort(Reason::ResponseAborted);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                self.finish();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(_))) => self.abort(Reason::ResponseAborted),
+            Poll::Pending => {
+                let interrupt = self.interrupt.get_or_insert_with(|| {
+                    let (link, deadline) = (Arc::clone(&guard.link), self.deadline);
+                    Box::pin(async move {
+                        tokio::select! {
+                            () = sleep_until(deadline) => Reason::ResponseAborted,
+                            end = link.ended() => reason_of(end),
+                        }
+                    })
+                });
+                match interrupt.as_mut().poll(cx) {
+                    Poll::Ready(reason) => self.abort(reason),
+                    Poll::Pending => Poll::Pending,
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            guard.link.through(self.deadline);
+        }
+    }
+
+    fn abort(&mut self, reason: Reason) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        if let Some(guard) = self.guard.take() {
+            guard.link.through(self.deadline);
+            guard.metrics.failed(reason);
+        }
+        Poll::Ready(Some(Err(Aborted)))
+    }
+}
+
+impl Drop for Stream {
+    /// Dropped before its end: the client went away, or took no more bytes until the deadline.
+    fn drop(&mut self) {
+        let reason = match self.guard.as_ref().map(|guard| guard.link.has_ended()) {
+            _ if Instant::now() >= self.deadline => Reason::ResponseAborted,
+            Some(Some(end)) => reason_of(end),
+            _ => Reason::ClientClosed,
+        };
+        _ = self.abort(reason);
+    }
+}
+
+fn reason_of(end: End) -> Reason {
+    match end {
+        End::ClientGone => Reason::ClientClosed,
+        End::Stopped => Reason::ResponseAborted,
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Aborted;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        match &mut self.0 {
+            Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Stream(stream) => stream.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Full(bytes) => bytes.is_none(),
+            Kind::Stream(stream) => stream.guard.is_none() || stream.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Kind::Stream(stream) => stream.incoming.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Follows the requests of one HTTP/1.1 connection in the bytes as they arrive.
+//!
+//! hyper parses; this only watches, for the two things hyper does not tell: whether the connection is between two
+//! requests or inside a head (RFC 9112 knows no such timer, so idleness and a slow head are told apart here), and
+//! whether a head carried both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.1: hyper drops the length and goes
+//! on). Knows no socket and no clock. Input that hyper refuses may leave it wrong: that connection ends anyway.
+
+/// Where in the stream of requests the next byte falls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Before a request line; blank lines here are skipped.
+    Idle,
+    /// Within a head; `line` bytes of the current line were seen.
+    Head { line: usize },
+    /// Within a body of known length.
+    Body { left: u64 },
+    /// Within a chunk's size line.
+    ChunkSize { size: u64, digits: bool },
+    /// Within a chunk, its closing CRLF included.
+    Chunk { left: u64 },
+    /// Within the trailer section; `line` bytes of the current line were seen.
+    Trailer { line: usize },
+    /// The rest cannot be told.
+    Lost,
+}
+
+/// The longest name looked for, with its colon.
+const NAME: usize = b"transfer-encoding:".len();
+/// Longest start of a header line that is kept: the name, blanks, and a length of 20 digits.
+const KEPT: usize = 64;
+
+/// Tells heads from bodies on one connection.
+#[derive(Debug)]
+pub struct Framing {
+    state: State,
+    /// The start of the current header line, when it came in pieces.
+    kept: [u8; KEPT],
+    length: Option<u64>,
+    chunked: bool,
+    heads: u64,
+    conflict: Option<u64>,
+}
+
+impl Framing {
+    /// Starts before the first request.
+    pub fn new() -> Self {
+        Self { state: State::Idle, kept: [0; KEPT], length: None, chunked: false, heads: 0, conflict: None }
+    }
+
+    /// No request has begun, and the last one is complete.
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Idle
+    }
+
+    /// A head has begun and is not complete.
+    pub fn in_head(&self) -> bool {
+        matches!(self.state, State::Head { .. })
+    }
+
+    /// How many whole heads were seen.
+    pub fn heads(&self) -> u64 {
+        self.heads
+    }
+
+    /// The ordinal (from 1) of the first request whose head had both a length and a transfer coding.
+    pub fn conflict(&self) -> Option<u64> {
+        self.conflict
+    }
+
+    /// Takes the next bytes.
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            bytes = match self.state {
+                State::Idle => self.idle(bytes),
+                State::Head { line } => self.head(bytes, line),
+                State::Body { left } => self.skip(bytes, left, |left| State::Body { left }, State::Idle),
+                State::ChunkSize { size, digits } => self.chunk_size(bytes, size, digits),
+                State::Chunk { left } => {
+                    let next = State::ChunkSize { size: 0, digits: true };
+                    self.skip(bytes, left, |left| State::Chunk { left }, next)
+                }
+                State::Trailer { line } => self.trailer(bytes, line),
+                State::Lost => return,
+            };
+        }
+    }
+
+    fn idle<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        match bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n')) {
+            None => &[],
+            Some(start) => {
+                self.state = State::Head { line: 0 };
+                self.length = None;
+                self.chunked = false;
+                &bytes[start..]
+            }
+        }
+    }
+
+    fn head<'a>(&mut self, bytes: &'a [u8], seen: usize) -> &'a [u8] {
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let (piece, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
+        if end.is_some() && seen == 0 {
+            self.line(piece);
+        } else {
+            // Only lines that arrive in pieces are copied, and only their start.
+            if seen < KEPT {
+                let take = piece.len().min(KEPT - seen);
+                self.kept[seen..seen + take].copy_from_slice(&piece[..take]);
+            }
+            let length = seen + piece.len();
+            self.state = State::Head { line: length };
+            if end.is_some() {
+                let kept = self.kept;
+                self.line(&kept[..length.min(KEPT)]);
+            }
+        }
+        rest
+    }
+
+    /// One whole line of the head (or its start), with its line feed if it fits.
+    fn line(&mut self, line: &[u8]) {
+        self.state = State::Head { line: 0 };
+        match line {
+            b"\n" | b"\r\n" => self.head_ends(),
+            [b'c' | b'C' | b't' | b'T', ..] => {
+                if let Some(value) = value_of(line, b"content-length:") {
+                    self.length = self.length.or(Some(decimal(value)));
+                } else if line.len() >= NAME && value_of(line, b"transfer-encoding:").is_some() {
+                    self.chunked = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn head_ends(&mut self) {
+        self.heads += 1;
+        self.state = match (self.chunked, self.length) {
+            (true, Some(_)) => {
+                self.conflict.get_or_insert(self.heads);
+                State::Lost
+            }
+            (true, None) => State::ChunkSize { size: 0, digits: true },
+            (false, None | Some(0)) => State::Idle,
+            (false, Some(left)) => State::Body { left },
+        };
+    }
+
+    fn skip<'a>(&mut self, bytes: &'a [u8], left: u64, here: impl Fn(u64) -> State, then: State) -> &'a [u8] {
+        let have = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if have < left {
+            self.state = here(left - have);
+            return &[];
+        }
+        self.state = then;
+        bytes.get(usize::try_from(left).unwrap_or(usize::MAX)..).unwrap_or_default()
+    }
+
+    fn chunk_size<'a>(&mut self, bytes: &'a [u8], mut size: u64, mut digits: bool) -> &'a [u8] {
+        for (index, byte) in bytes.iter().enumerate() {
+            match char::from(*byte).to_digit(16) {
+                _ if *byte == b'\n' => {
+                    self.state = match size {
+                        0 => State::Trailer { line: 0 },
+                        size => State::Chunk { left: size.saturating_add(2) },
+                    };
+                    return &bytes[index + 1..];
+                }
+                Some(digit) if digits => size = size.saturating_mul(16).saturating_add(u64::from(digit)),
+                _ => digits = false,
+            }
+        }
+        self.state = State::ChunkSize { size, digits };
+        &[]
+    }
+
+    fn trailer<'a>(&mut self, bytes: &'a [u8], mut line: usize) -> &'a [u8] {
+        for (index, byte) in bytes.iter().enumerate() {
+            match byte {
+                b'\n' if line == 0 => {
+                    self.state = State::Idle;
+                    return &bytes[index + 1..];
+                }
+                b'\n' => line = 0,
+                b'\r' => {}
+                _ => line += 1,
+            }
+        }
+        self.state = State::Trailer { line };
+        &[]
+    }
+}
+
+/// What follows `name` (lower case, with its colon) if the line begins with it in any case.
+fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let (start, value) = line.split_at_checked(name.len())?;
+    start.eq_ignore_ascii_case(name).then_some(value)
+}
+
+fn decimal(value: &[u8]) -> u64 {
+    let digits = value.trim_ascii().iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0_u64, |sum, digit| sum.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed_in_pieces(bytes: &[u8], size: usize) -> Framing {
+        let mut framing = Framing::new();
+        bytes.chunks(size).for_each(|piece| framing.feed(piece));
+        framing
+    }
+
+    #[test]
+    fn requests_and_their_bodies_end_idle_however_they_are_cut() {
+        let stream = b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\nCONTENT-length:  5 \r\n\r\n12\r\n5\
+            PUT / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nA;x=1\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n\
+            GET / HTTP/1.1\n\nPOST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+        for size in 1..=stream.len() {
+            let framing = fed_in_pieces(stream, size);
+            assert!(framing.is_idle(), "pieces of {size}: {framing:?}");
+            assert_eq!((framing.heads, framing.conflict()), (5, None), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_head_is_open_until_its_blank_line() {
+        let head = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        for size in 1..head.len() {
+            let framing = fed_in_pieces(&head[..head.len() - 1], size);
+            assert!(framing.in_head() && !framing.is_idle(), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_length_beside_a_transfer_coding_is_a_conflict_in_either_order() {
+        for head in [
+            "POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\nX: y\r\ncontent-length: 3\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n",
+        ] {
+            for size in 1..=head.len() {
+                let first = "GET / HTTP/1.1\r\n\r\n".to_owned() + head;
+                assert_eq!(fed_in_pieces(first.as_bytes(), size).conflict(), Some(2), "{head} in pieces of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_that_looks_like_a_head_is_a_body() {
+        let body = "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let request = format!("POST / HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        assert_eq!(fed_in_pieces(request.as_bytes(), 7).conflict(), None);
+        let request =
+            format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+        let framing = fed_in_pieces(request.as_bytes(), 11);
+        assert!(framing.conflict().is_none() && framing.is_idle());
+    }
+}

@@ -1,0 +1,118 @@
+//! What the requests of one client connection share: whether it still stands, and what its socket was seen to do.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Why a connection's requests must stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The client closed it, or its sending half: from a socket the two look the same.
+    ClientGone,
+    /// The drain's time is up.
+    Stopped,
+}
+
+const OPEN: u8 = 0;
+const GONE: u8 = 1;
+const STOPPED: u8 = 2;
+
+/// One client connection as its requests see it.
+#[derive(Debug, Default)]
+pub struct Link {
+    state: AtomicU8,
+    ended: Notify,
+    requests: AtomicU64,
+    conflict: AtomicU64,
+    active: AtomicUsize,
+    deadlines: Mutex<Vec<Instant>>,
+}
+
+impl Link {
+    /// Says that the connection's requests must stop; the first reason stays.
+    pub fn end(&self, end: End) {
+        let state = match end {
+            End::ClientGone => GONE,
+            End::Stopped => STOPPED,
+        };
+        if self.state.compare_exchange(OPEN, state, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.ended.notify_waiters();
+        }
+    }
+
+    /// Whether and why the requests must stop.
+    pub fn has_ended(&self) -> Option<End> {
+        match self.state.load(Ordering::Acquire) {
+            OPEN => None,
+            GONE => Some(End::ClientGone),
+            _ => Some(End::Stopped),
+        }
+    }
+
+    /// Waits until the requests must stop.
+    pub async fn ended(&self) -> End {
+        loop {
+            // Created before the look, so that an end between look and wait is not missed.
+            let notified = self.ended.notified();
+            if let Some(end) = self.has_ended() {
+                return end;
+            }
+            notified.await;
+        }
+    }
+
+    /// Counts a request in; its head may have been contradictory.
+    pub fn request(&self) -> Head {
+        let ordinal = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.conflict.load(Ordering::Relaxed) == ordinal { Head::Conflicting } else { Head::Sound }
+    }
+
+    /// Notes that the request with this ordinal (from 1) carries both a length and a transfer coding.
+    pub fn conflicts_at(&self, ordinal: u64) {
+        self.conflict.store(ordinal, Ordering::Relaxed);
+    }
+
+    /// Counts a request as being handled until [`Link::done`].
+    pub fn busy(&self) {
+        self.active.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The end of what [`Link::busy`] began.
+    pub fn done(&self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// No request is being handled.
+    pub fn is_idle(&self) -> bool {
+        self.active.load(Ordering::Relaxed) == 0
+    }
+
+    /// A response body that must be through by then, whoever holds it up.
+    pub fn expect_by(&self, deadline: Instant) {
+        self.deadlines.lock().push(deadline);
+    }
+
+    /// A response body is through, or given up.
+    pub fn through(&self, deadline: Instant) {
+        let mut deadlines = self.deadlines.lock();
+        if let Some(index) = deadlines.iter().position(|known| *known == deadline) {
+            deadlines.swap_remove(index);
+        }
+    }
+
+    /// The earliest instant by which some response body must be through.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.lock().iter().min().copied()
+    }
+}
+
+/// What the bytes of a request's head said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Nothing amiss.
+    Sound,
+    /// Both `Content-Length` and `Transfer-Encoding`.
+    Conflicting,
+}
