@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub mod daemon;
 pub mod error;
 pub mod front;
 pub mod identity;
@@ -11,3 +12,5 @@ pub mod probe;
 pub mod route;
 pub mod scheduler;
 pub mod upstream;
+
+pub use daemon::{Addresses, Daemon, bind};

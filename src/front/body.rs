@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 
-use super::admission::Slot;
-use super::link::{End, Link};
+use super::guard::Guard;
+use super::link::End;
 use crate::error::Reason;
-use crate::observe::metrics::{Metrics, OpenGuard};
 
 /// A response's body.
 #[derive(Debug)]
@@ -32,18 +31,6 @@ struct Stream {
     /// What may end the stream while Discord sends nothing; made when it first does, so that an answer that is there
     /// at once costs no timer.
     interrupt: Option<Pin<Box<dyn Future<Output = Reason> + Send + Sync>>>,
-}
-
-/// What an admitted request holds until the last byte of its response, or until it fails.
-pub struct Guard {
-    /// The in-flight slot.
-    pub slot: Slot,
-    /// `nirn_proxy_open_connections`.
-    pub open: OpenGuard,
-    /// Where a response that is not finished is counted.
-    pub metrics: Metrics,
-    /// The connection it goes out on.
-    pub link: Arc<Link>,
 }
 
 /// The stream was cut: hyper closes the connection or resets the stream, so that it never looks complete.
@@ -73,9 +60,11 @@ impl Body {
     /// Discord's body, aborted past `deadline`, when its connection breaks and when the client's does.
     pub fn stream(incoming: Incoming, deadline: Instant, guard: Guard) -> Self {
         if incoming.is_end_stream() {
+            let mut guard = guard;
+            guard.settle();
             return Self(Kind::Full(None));
         }
-        guard.link.expect_by(deadline);
+        guard.link().expect_by(deadline);
         Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard: Some(guard), interrupt: None })))
     }
 }
@@ -99,7 +88,7 @@ impl Stream {
             Poll::Ready(Some(Err(_))) => self.abort(Reason::ResponseAborted),
             Poll::Pending => {
                 let interrupt = self.interrupt.get_or_insert_with(|| {
-                    let (link, deadline) = (Arc::clone(&guard.link), self.deadline);
+                    let (link, deadline) = (Arc::clone(guard.link()), self.deadline);
                     Box::pin(async move {
                         tokio::select! {
                             () = sleep_until(deadline) => Reason::ResponseAborted,
@@ -116,15 +105,16 @@ impl Stream {
     }
 
     fn finish(&mut self) {
-        if let Some(guard) = self.guard.take() {
-            guard.link.through(self.deadline);
+        if let Some(mut guard) = self.guard.take() {
+            guard.link().through(self.deadline);
+            guard.settle();
         }
     }
 
     fn abort(&mut self, reason: Reason) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        if let Some(guard) = self.guard.take() {
-            guard.link.through(self.deadline);
-            guard.metrics.failed(reason);
+        if let Some(mut guard) = self.guard.take() {
+            guard.link().through(self.deadline);
+            guard.fail(reason);
         }
         Poll::Ready(Some(Err(Aborted)))
     }
@@ -133,7 +123,7 @@ impl Stream {
 impl Drop for Stream {
     /// Dropped before its end: the client went away, or took no more bytes until the deadline.
     fn drop(&mut self) {
-        let reason = match self.guard.as_ref().map(|guard| guard.link.has_ended()) {
+        let reason = match self.guard.as_ref().map(|guard| guard.link().has_ended()) {
             _ if Instant::now() >= self.deadline => Reason::ResponseAborted,
             Some(Some(end)) => reason_of(end),
             _ => Reason::ClientClosed,

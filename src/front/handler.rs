@@ -1,1 +1,165 @@
-//! Part of the front.
+//! The walk of one request: refusals, a slot, its route and credential, its dispatch, and the answer's way back.
+//!
+//! This is where a failed request is counted, once, and logged if an operator must act on it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, UPGRADE, VIA};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
+use hyper::body::Incoming;
+
+use super::admission::{Admission, Phase, Slot};
+use super::body::Body;
+use super::direct::{Direct, Dispatched};
+use super::guard::Guard;
+use super::link::{End, Head, Link};
+use crate::clock;
+use crate::error::{ProxyError, Reason};
+use crate::identity::Identity;
+use crate::observe::metrics::Metrics;
+use crate::route::Route;
+
+/// The health probe's path.
+const HEALTH: &str = "/nirn/healthz";
+/// What the proxy keeps for itself.
+const RESERVED: &str = "/nirn/";
+
+/// What every request's walk needs; one for the process.
+pub struct Handler {
+    /// Slots and phase.
+    pub admission: Admission,
+    /// Where failures are counted.
+    pub metrics: Metrics,
+    /// What brings a request to Discord.
+    pub scheduler: Direct,
+}
+
+/// The client is gone: there is nobody to answer, and hyper closes the connection.
+#[derive(Debug)]
+pub struct Gone;
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("client closed the request")
+    }
+}
+
+impl std::error::Error for Gone {}
+
+impl Handler {
+    /// Answers one request.
+    ///
+    /// # Errors
+    ///
+    /// When the client went away before there was an answer.
+    pub async fn handle(&self, request: Request<Incoming>, link: Arc<Link>) -> Result<Response<Body>, Gone> {
+        let head = link.request();
+        let path = request.uri().path();
+        if path == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Ok(self.health());
+        }
+        let refusal = refusal(&request, head);
+        // Where a contradictory request ends is anybody's guess, so nothing is read after it.
+        let closing = head == Head::Conflicting;
+        let admitted = match refusal {
+            Some(error) => Err(error),
+            None => self.admission.admit(),
+        };
+        let result = match admitted {
+            Ok(slot) => self.forward(request, slot, &link).await,
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(response) => Ok(response),
+            Err(error) => self.fail(&error, closing),
+        }
+    }
+
+    /// The way of an admitted request to Discord and back.
+    async fn forward(
+        &self,
+        request: Request<Incoming>,
+        slot: Slot,
+        link: &Arc<Link>,
+    ) -> Result<Response<Body>, ProxyError> {
+        let route = Route::classify(request.method(), request.uri().path(), clock::unix_ms());
+        let authorization = request.headers().get(header::AUTHORIZATION);
+        let identity = Identity::from_authorization(authorization.map(HeaderValue::as_bytes));
+        let open = self.metrics.route(request.method(), &route).open();
+        let mut guard = Guard::new(slot, open, self.metrics.clone(), Arc::clone(link));
+        let dispatched = tokio::select! {
+            biased;
+            dispatched = self.scheduler.dispatch(request, identity, route) => dispatched,
+            end = link.ended() => Err(error_of(end)),
+        };
+        match dispatched {
+            Ok(Dispatched { response, deadline }) => {
+                let (mut parts, incoming) = response.into_parts();
+                parts.version = Version::HTTP_11;
+                Ok(Response::from_parts(parts, Body::stream(incoming, deadline, guard)))
+            }
+            Err(error) => {
+                guard.settle();
+                // A request whose upload broke off because its client left did not fail at Discord.
+                let gone = link.has_ended() == Some(End::ClientGone);
+                Err(if gone { ProxyError::ClientClosed } else { error })
+            }
+        }
+    }
+
+    fn health(&self) -> Response<Body> {
+        let (status, text) = match self.admission.phase() {
+            Phase::Serving => (StatusCode::OK, "ok\n"),
+            Phase::Draining | Phase::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+        };
+        let mut response = Response::new(Body::full(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        headers.insert(VIA, HeaderValue::from_static("1.1 nirn-proxy"));
+        headers.insert("generated-by-proxy", HeaderValue::from_static("true"));
+        response
+    }
+
+    fn fail(&self, error: &ProxyError, closing: bool) -> Result<Response<Body>, Gone> {
+        let reason = error.reason();
+        self.metrics.failed(reason);
+        if reason == Reason::ClientClosed {
+            return Err(Gone);
+        }
+        let mut response = error.response().map(Body::full);
+        if closing {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+}
+
+/// What is answered here whatever the proxy's state.
+fn refusal(request: &Request<Incoming>, head: Head) -> Option<ProxyError> {
+    if request.uri().path().starts_with(RESERVED) {
+        return Some(ProxyError::UnknownEndpoint);
+    }
+    if head == Head::Conflicting {
+        return Some(ProxyError::BadRequest("a request has a Content-Length or a Transfer-Encoding, not both"));
+    }
+    if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
+        return Some(ProxyError::BadRequest("protocol upgrades are not proxied"));
+    }
+    None
+}
+
+fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE)
+        || headers.get_all(CONNECTION).iter().any(|value| {
+            value.as_bytes().split(|&byte| byte == b',').any(|name| name.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+        })
+}
+
+fn error_of(end: End) -> ProxyError {
+    match end {
+        End::ClientGone => ProxyError::ClientClosed,
+        End::Stopped => ProxyError::Unavailable(Reason::ShuttingDown),
+    }
+}

@@ -69,6 +69,11 @@ impl Link {
         if self.conflict.load(Ordering::Relaxed) == ordinal { Head::Conflicting } else { Head::Sound }
     }
 
+    /// How many requests there were.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
     /// Notes that the request with this ordinal (from 1) carries both a length and a transfer coding.
     pub fn conflicts_at(&self, ordinal: u64) {
         self.conflict.store(ordinal, Ordering::Relaxed);

@@ -1,0 +1,218 @@
+//! One client connection from its first byte to its close: which HTTP it speaks, its requests, and the ways it ends.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::admission::Phase;
+use super::framing::Framing;
+use super::handler::Handler;
+use super::link::{End, Link};
+use super::socket::{Patience, Socket};
+
+/// How HTTP/2 with prior knowledge begins (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Largest header block, request line included. Of header lines hyper takes 100, as Apache's server does; a higher number
+/// would cost every request two allocations.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// HTTP/2 requests of one connection at a time.
+const MAX_STREAMS: u32 = 256;
+/// What a stream may send ahead. Requests wait with their bodies unread, so the connection's window holds as much for
+/// every stream: no waiting upload takes the room of another stream.
+const STREAM_WINDOW: u32 = 64 * 1024;
+/// How often an HTTP/2 connection is asked whether it is alive, and how long it has to answer.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How far past a response's deadline an HTTP/2 client may withhold its window before the connection is closed.
+const WINDOW_GRACE: Duration = Duration::from_secs(5);
+/// In how many steps an HTTP/2 connection's idleness is measured: looking now and then costs its requests nothing.
+const QUARTERS: u32 = 4;
+/// For the last bytes of answers when the drain's time is up.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long, and for how many bytes, a closed connection is still read, so that what the client is sending does not
+/// reset it before it has read its answer (RFC 9112, 9.6).
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1024 * 1024;
+
+/// Serves a connection until it is closed, by either side.
+pub async fn serve(stream: TcpStream, handler: Arc<Handler>, patience: Patience, phase: watch::Receiver<Phase>) {
+    // A socket that refuses the option is about to fail anyway.
+    _ = stream.set_nodelay(true);
+    let (mut reader, writer) = stream.into_split();
+    let writer = Arc::new(writer);
+    let mut sniffed = Vec::new();
+    let sniffing = timeout(patience.head, sniff(&mut reader, &mut sniffed));
+    let mut closing = phase.clone();
+    let http2 = tokio::select! {
+        sniffed = sniffing => match sniffed {
+            Ok(Ok(http2)) => http2,
+            // Silent for too long, or gone.
+            Ok(Err(_)) | Err(_) => return,
+        },
+        _ = closing.wait_for(|phase| *phase > Phase::Serving), if *phase.borrow() == Phase::Serving => return,
+    };
+    let link = Arc::new(Link::default());
+    let client = Client { writer: Arc::clone(&writer), link: Arc::clone(&link), handler, phase };
+    let framing = (!http2).then(Framing::new);
+    let socket = Socket::new(reader, writer, link, sniffed, framing, patience);
+    if http2 {
+        client.serve_http2(socket, patience).await;
+    } else {
+        client.serve_http1(socket).await;
+    }
+}
+
+/// Reads until it is clear whether the connection begins with HTTP/2's preface.
+async fn sniff(reader: &mut OwnedReadHalf, sniffed: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let mut piece = [0; PREFACE.len()];
+        let read = reader.read(&mut piece[..PREFACE.len() - sniffed.len()]).await?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        sniffed.extend_from_slice(&piece[..read]);
+        if !PREFACE.starts_with(sniffed) {
+            return Ok(false);
+        }
+        if sniffed.len() == PREFACE.len() {
+            return Ok(true);
+        }
+    }
+}
+
+struct Client {
+    writer: Arc<OwnedWriteHalf>,
+    link: Arc<Link>,
+    handler: Arc<Handler>,
+    phase: watch::Receiver<Phase>,
+}
+
+impl Client {
+    async fn serve_http1(mut self, socket: Socket) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
+            async move { handler.handle(request, link).await }
+        });
+        let phase = *self.phase.borrow_and_update();
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .max_header_size(MAX_HEAD_BYTES)
+            // Whether a half-closed connection still has a client is decided in one place: below.
+            .half_close(true)
+            .keep_alive(phase == Phase::Serving)
+            .serve_connection(TokioIo::new(socket), service);
+        let mut connection = pin!(connection);
+        let mut closed = pin!(self.writer.ready(Interest::PRIORITY));
+        let mut last_words = pin!(sleep_until(Instant::now()));
+        let mut stopping = phase == Phase::Stopping;
+        let mut gone = false;
+        loop {
+            tokio::select! {
+                biased;
+                // Ready when the client closes, or closes its sending half, whether anybody reads or not: a request
+                // that waits with its body unread notices too.
+                _ = &mut closed, if !gone => {
+                    gone = true;
+                    self.link.end(End::ClientGone);
+                }
+                Ok(()) = self.phase.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    if *self.phase.borrow_and_update() == Phase::Stopping {
+                        self.link.end(End::Stopped);
+                        last_words.as_mut().reset(Instant::now() + LAST_WORDS);
+                        stopping = true;
+                    }
+                }
+                _ = &mut connection => break,
+                () = &mut last_words, if stopping => return,
+            }
+        }
+        if !gone {
+            linger(&self.writer).await;
+        }
+    }
+    async fn serve_http2(mut self, socket: Socket, patience: Patience) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
+            async move { handler.handle(request, link).await }
+        });
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_header_list_size(MAX_HEAD_BYTES as u32)
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS)
+            .serve_connection(TokioIo::new(socket), service);
+        let mut connection = pin!(connection);
+        let mut alarm = pin!(sleep_until(Instant::now() + patience.idle / QUARTERS));
+        let mut quiet = 0;
+        let mut seen = self.link.requests();
+        let mut closing = false;
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = self.phase.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    if *self.phase.borrow_and_update() == Phase::Stopping {
+                        self.link.end(End::Stopped);
+                        alarm.as_mut().reset(Instant::now() + LAST_WORDS);
+                        closing = true;
+                    }
+                }
+                _ = &mut connection => break,
+                () = &mut alarm => {
+                    let now = Instant::now();
+                    if closing || self.link.next_deadline().is_some_and(|deadline| deadline + WINDOW_GRACE < now) {
+                        break;
+                    }
+                    let requests = self.link.requests();
+                    quiet = if self.link.is_idle() && requests == seen { quiet + 1 } else { 0 };
+                    seen = requests;
+                    let mut next = patience.idle / QUARTERS;
+                    if quiet >= QUARTERS {
+                        connection.as_mut().graceful_shutdown();
+                        next = patience.head;
+                        closing = true;
+                    }
+                    alarm.as_mut().reset(now + next);
+                }
+            }
+        }
+        // Streams that outlive the connection, if any, have nobody to answer.
+        self.link.end(End::ClientGone);
+    }
+}
+
+/// Reads what a client still sends after its connection was closed from here.
+async fn linger(writer: &OwnedWriteHalf) {
+    let stream: &TcpStream = writer.as_ref();
+    let drained = async {
+        let mut left = LINGER_BYTES;
+        let mut piece = [0; 4096];
+        while left > 0 && stream.readable().await.is_ok() {
+            match stream.try_read(&mut piece) {
+                Ok(0) => return,
+                Ok(read) => left = left.saturating_sub(read),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    };
+    // Out of patience or not, the connection is over.
+    _ = timeout(LINGER, drained).await;
+}
