@@ -1,10 +1,12 @@
 //! The daemon's life: every listener bound, then served, then drained.
 
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Config;
@@ -13,7 +15,9 @@ use crate::front::admission::{Admission, Phase};
 use crate::front::direct::Direct;
 use crate::front::handler::Handler;
 use crate::front::socket::Patience;
+use crate::observe::admin;
 use crate::observe::metrics::Metrics;
+use crate::upstream::Upstream;
 
 /// For the last answers once the drain's time is up.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
@@ -22,9 +26,15 @@ const LAST_WORDS: Duration = Duration::from_millis(1500);
 pub struct Daemon {
     /// How patient it is; what the documents say unless a test says otherwise.
     pub limits: Limits,
-    listener: TcpListener,
+    listeners: Listeners,
     addresses: Addresses,
     handler: Arc<Handler>,
+}
+
+struct Listeners {
+    proxy: TcpListener,
+    metrics: Option<TcpListener>,
+    pprof: Option<TcpListener>,
 }
 
 /// The times that no setting governs.
@@ -61,14 +71,23 @@ pub struct Addresses {
 ///
 /// In words for the operator, naming the variable that governs it: a port in use, or a way to Discord that cannot work.
 pub fn bind(config: Config) -> Result<Daemon, String> {
-    let listener = front::listen(config.bind_ip, config.port, "PORT")?;
-    let addresses = Addresses { proxy: local(&listener)?, metrics: None, pprof: None };
+    let listen = |port: u16, variable: &str| front::listen(config.bind_ip, port, variable);
+    let proxy = listen(config.port, "PORT")?;
+    let metrics = config.metrics_port.map(|port| listen(port, "METRICS_PORT")).transpose()?;
+    let pprof = config.pprof_port.map(|port| listen(port, "PPROF_PORT")).transpose()?;
+    let addresses = Addresses {
+        proxy: local(&proxy)?,
+        metrics: metrics.as_ref().map(local).transpose()?,
+        pprof: pprof.as_ref().map(local).transpose()?,
+    };
+    let upstream = Upstream::new(&config.upstream)?;
     let handler = Handler {
         admission: Admission::new(config.max_in_flight_requests),
         metrics: Metrics::new(),
-        scheduler: Direct::new(&config.upstream),
+        scheduler: Direct::new(&config.scheduling, upstream),
     };
-    Ok(Daemon { limits: Limits::default(), listener, addresses, handler: Arc::new(handler) })
+    let listeners = Listeners { proxy, metrics, pprof };
+    Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler) })
 }
 
 fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
@@ -88,34 +107,59 @@ impl Daemon {
 
     /// Serves until `shutdown` completes, then drains; `hurry` ends it at once. Completes when every connection is
     /// closed or the drain's time is up.
-    pub async fn run(self, shutdown: impl Future<Output = ()>, hurry: impl Future<Output = ()>) {
-        let Self { limits, listener, handler, .. } = self;
+    ///
+    /// # Errors
+    ///
+    /// When a task that must live as long as the daemon ended before it.
+    pub async fn run(self, shutdown: impl Future<Output = ()>, hurry: impl Future<Output = ()>) -> Result<(), String> {
+        let Self { limits, listeners, handler, .. } = self;
         let admission = handler.admission.clone();
-        let stop = admission.clone();
+        // Aborted when this future is done or dropped.
+        let mut tasks = JoinSet::new();
+        if let Some(listener) = listeners.metrics {
+            tasks.spawn(admin::serve_metrics(listener, handler.metrics.clone(), pending()));
+        }
+        if let Some(listener) = listeners.pprof {
+            tasks.spawn(admin::serve_pprof(listener, pending()));
+        }
         let patience = Patience { head: limits.head, idle: limits.idle };
-        let life = async {
-            let front = front::accept(listener, handler, patience);
-            let deadline = tokio::select! {
-                () = front => return,
-                deadline = async {
-                    shutdown.await;
-                    admission.advance(Phase::Draining);
-                    let deadline = Instant::now() + limits.drain;
-                    // Health must go on answering, so the listener stays open for as long as there is work.
-                    _ = timeout_at(deadline, admission.emptied()).await;
-                    deadline
-                } => deadline,
-            };
-            // Answers may still be on their way to clients that read slowly.
-            if timeout_at(deadline, admission.unfollowed()).await.is_ok() {
-                return;
-            }
-            admission.advance(Phase::Stopping);
-            _ = timeout_at(Instant::now() + LAST_WORDS, admission.unfollowed()).await;
+        let front = tasks.spawn(front::accept(listeners.proxy, handler, patience));
+        let stopped = async {
+            shutdown.await;
+            drain(&admission, limits.drain, || front.abort()).await;
         };
         tokio::select! {
-            () = life => {}
-            () = hurry => stop.advance(Phase::Stopping),
+            biased;
+            () = hurry => admission.advance(Phase::Stopping),
+            () = stopped => {}
+            error = first_failure(&mut tasks) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Lets admitted requests finish for as long as `patience`, and ends what is left.
+async fn drain(admission: &Admission, patience: Duration, close_listener: impl FnOnce()) {
+    let deadline = Instant::now() + patience;
+    admission.advance(Phase::Draining);
+    // Health must go on answering, so the listener stays open for as long as there is work.
+    _ = timeout_at(deadline, admission.emptied()).await;
+    close_listener();
+    // Answers may still be on their way to clients that read slowly.
+    if timeout_at(deadline, admission.unfollowed()).await.is_err() {
+        admission.advance(Phase::Stopping);
+        _ = timeout_at(Instant::now() + LAST_WORDS, admission.unfollowed()).await;
+    }
+}
+
+/// Waits for a task to end that should not; one that was told to does not count.
+async fn first_failure(tasks: &mut JoinSet<()>) -> String {
+    loop {
+        match tasks.join_next().await {
+            Some(Err(error)) if error.is_cancelled() => {}
+            Some(Err(error)) => return format!("a background task failed: {error}"),
+            Some(Ok(())) => return "a listener ended by itself".to_owned(),
+            None => pending().await,
         }
     }
 }

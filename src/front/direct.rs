@@ -1,19 +1,15 @@
 //! Straight to Discord, without any scheduling: stands where the scheduler will.
 
-use std::time::Duration;
-
-use http::uri::{Authority, Parts, Scheme};
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{Request, Response, header};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use tokio::time::{Instant, timeout_at};
 
-use crate::config;
-use crate::error::ProxyError;
+use crate::config::Scheduling;
+use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
 use crate::route::Route;
+use crate::scheduler::replay::Vault;
+use crate::upstream::{SendError, Upstream};
 
 /// An answer from Discord and the instant by which its body must be through.
 #[derive(Debug)]
@@ -25,42 +21,38 @@ pub struct Dispatched {
 }
 
 /// The bare way to Discord.
-#[derive(Clone, Debug)]
 pub struct Direct {
-    client: Client<HttpConnector, Incoming>,
-    authority: Authority,
-    request_timeout: Duration,
+    upstream: Upstream,
+    vault: Vault,
+    scheduling: Scheduling,
 }
 
 impl Direct {
-    /// Plain HTTP only.
-    pub fn new(upstream: &config::Upstream) -> Self {
-        Self {
-            client: Client::builder(TokioExecutor::new()).build_http(),
-            authority: upstream.authority.clone(),
-            request_timeout: upstream.request_timeout,
-        }
+    /// One attempt for each request.
+    pub fn new(scheduling: &Scheduling, upstream: Upstream) -> Self {
+        let vault = Vault::new(scheduling.max_retry_body_bytes, scheduling.max_retry_capture_bytes);
+        Self { upstream, vault, scheduling: scheduling.clone() }
     }
 
     /// Sends the request once.
     pub async fn dispatch(
         &self,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         _identity: Identity,
         _route: Route,
     ) -> Result<Dispatched, ProxyError> {
-        let deadline = Instant::now() + self.request_timeout;
-        let mut parts = Parts::default();
-        parts.scheme = Some(Scheme::HTTP);
-        parts.authority = Some(self.authority.clone());
-        parts.path_and_query = request.uri().path_and_query().cloned();
-        let failed = |message: String| ProxyError::Upstream(message);
-        *request.uri_mut() = Uri::from_parts(parts).map_err(|error| failed(error.to_string()))?;
-        let host = HeaderValue::from_str(self.authority.as_str()).map_err(|error| failed(error.to_string()))?;
-        request.headers_mut().insert(header::HOST, host);
-        *request.version_mut() = http::Version::HTTP_11;
-        let answer = timeout_at(deadline, self.client.request(request)).await;
-        let response = answer.map_err(|_| ProxyError::UpstreamTimeout)?.map_err(|error| failed(error.to_string()))?;
-        Ok(Dispatched { response, deadline })
+        let deadline = Instant::now() + self.scheduling.queue_timeout;
+        let (parts, body) = request.into_parts();
+        let length = parts.headers.get(header::CONTENT_LENGTH);
+        let declared = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        let mut kept = self.vault.keep(body, declared).await?;
+        let body = kept.attempt().ok_or(ProxyError::Unavailable(Reason::RetryPreparation))?;
+        let sent = self.upstream.send(Request::from_parts(parts, body));
+        let answer = timeout_at(deadline, sent).await.map_err(|_| ProxyError::QueueTimeout)?;
+        let answer = answer.map_err(|error| match error {
+            SendError::Timeout => ProxyError::UpstreamTimeout,
+            SendError::Failed { message } => ProxyError::Upstream(message),
+        })?;
+        Ok(Dispatched { response: answer.response, deadline: deadline.min(answer.body_deadline) })
     }
 }
