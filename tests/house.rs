@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// Decisions, as files or as folders of them: time and effects come from outside.
@@ -75,7 +75,7 @@ fn files(folder: &str, accept: fn(&str) -> bool) -> Vec<(String, String)> {
     found
 }
 
-fn relative(path: &PathBuf) -> String {
+fn relative(path: &Path) -> String {
     path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned()
 }
 
