@@ -7,6 +7,8 @@ mod build;
 mod read;
 mod source;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::net::IpAddr;

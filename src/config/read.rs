@@ -179,19 +179,24 @@ fn base_url(text: &str) -> Option<(bool, Authority)> {
         return None;
     }
     let authority = uri.authority()?;
-    let host = authority.host();
-    if host.is_empty() {
-        return None;
+    match host_and_port(authority.as_str())? {
+        (_, None) => Some((https, authority.clone())),
+        (host, Some(port)) if port == if https { 443 } else { 80 } => Some((https, host.parse().ok()?)),
+        (_, Some(_)) => Some((https, authority.clone())),
     }
-    let own_port = if https { 443 } else { 80 };
-    match authority.as_str().strip_prefix(host)?.strip_prefix(':') {
-        None => Some((https, authority.clone())),
-        Some(digits) => match whole_number(digits).and_then(|port| u16::try_from(port).ok()) {
-            None | Some(0) => None,
-            Some(port) if port == own_port => Some((https, host.parse().ok()?)),
-            Some(_) => Some((https, authority.clone())),
-        },
-    }
+}
+
+/// `http` takes an authority with any digits, or none, for a port: here it is 1 to 65535 or not there.
+fn host_and_port(authority: &str) -> Option<(&str, Option<u16>)> {
+    let end = authority.rfind(']').map_or(0, |bracket| bracket + 1);
+    let (host, port) = match authority[end..].find(':') {
+        None => (authority, None),
+        Some(colon) => {
+            let (host, port) = authority.split_at(end + colon);
+            (host, Some(whole_number(&port[1..]).and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0)?))
+        }
+    };
+    (!host.is_empty()).then_some((host, port))
 }
 
 /// As the tunnel understands them: http or https, or none, which is http.
@@ -199,8 +204,8 @@ fn is_proxy_url(text: &str) -> bool {
     let Ok(uri) = text.parse::<Uri>() else { return false };
     let known = uri.scheme().is_none_or(|scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS);
     let Some(authority) = uri.authority() else { return false };
-    let port = authority.port().is_none() || authority.port_u16().is_some_and(|port| port > 0);
-    known && port && !authority.host().is_empty() && matches!(uri.path(), "" | "/") && uri.query().is_none()
+    let host = authority.as_str().rsplit_once('@').map_or(authority.as_str(), |(_, host)| host);
+    known && host_and_port(host).is_some() && matches!(uri.path(), "" | "/") && uri.query().is_none()
 }
 
 enum Key {
@@ -269,4 +274,103 @@ fn parse_seed(entry: &str, port: u16) -> Option<Seed> {
 pub(super) fn is_host_name(text: &str) -> bool {
     let letters = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=253).contains(&text.len()) && text.bytes().all(letters) && !text.starts_with(['.', '-'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::table;
+
+    #[test]
+    fn a_base_url_is_a_scheme_and_an_authority() {
+        let good = [
+            ("https://discord.com", true, "discord.com"),
+            ("https://discord.com/", true, "discord.com"),
+            ("HTTPS://discord.com:443", true, "discord.com"),
+            ("https://discord.com:80", true, "discord.com:80"),
+            ("http://127.0.0.1:8000", false, "127.0.0.1:8000"),
+            ("http://fake:80/", false, "fake"),
+            ("http://[::1]:8000", false, "[::1]:8000"),
+            ("http://[::1]:80", false, "[::1]"),
+        ];
+        for (text, https, authority) in good {
+            assert_eq!(base_url(text), Some((https, Authority::from_static(authority))), "{text}");
+        }
+        let bad = [
+            "discord.com",
+            "//discord.com",
+            "ftp://discord.com",
+            "https://",
+            "https:///api",
+            "https://discord.com/api",
+            "https://discord.com?x=1",
+            "https://discord.com/#x",
+            "https://me:hunter2@discord.com",
+            "https://discord.com:",
+            "https://discord.com:0",
+            "https://discord.com:65536",
+            "https://:443",
+            "https://dis cord.com",
+            "/",
+            "*",
+        ];
+        for text in bad {
+            assert_eq!(base_url(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn credentials_in_the_base_url_are_not_shown() {
+        let mut reader = Reader::default();
+        reader.base_url(Some("https://me:hunter2@discord.com"), &table::DISCORD_API_URL);
+        assert_eq!(reader.problems.len(), 1);
+        assert!(!reader.problems[0].to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn overrides_name_bots_and_hashes() {
+        let hash = "00ff".repeat(16);
+        let text = format!(" 80351110224678912:1200 , sha256:{hash} : 75,1:1");
+        let mut reader = Reader::default();
+        let overrides = reader.overrides(Some(&text), &table::BOT_RATELIMIT_OVERRIDES);
+        assert!(reader.problems.is_empty());
+        assert_eq!(overrides.by_bot_id.get(&80351110224678912), Some(&1200));
+        assert_eq!(overrides.by_bot_id.get(&1), Some(&1));
+        let mut key = [0; 32];
+        key.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 255);
+        assert_eq!(overrides.by_key.get(&key), Some(&75));
+        assert_eq!(overrides.len(), 3);
+    }
+
+    #[test]
+    fn a_bad_override_is_told_by_its_place_and_without_what_may_be_a_token() {
+        let upper = format!("sha256:{}:5", "AB".repeat(32));
+        let cases = [
+            ("", "entry 1 is empty"),
+            ("1:5,", "entry 2 is empty"),
+            ("1:0", "entry 1 is \"1:0\""),
+            ("1:-5", "entry 1 is \"1:-5\""),
+            ("1", "entry 1 is \"1\""),
+            ("1:4294967296", "entry 1 is"),
+            ("99999999999999999999:5", "entry 1 is"),
+            ("2:5,MTIz.hunter2.x:50", "entry 2 is neither"),
+            ("sha256:hunter2:5", "entry 1 is neither"),
+            (&upper, "entry 1 is neither"),
+            ("1:5, 01:6", "entry 2 names a credential a second time"),
+        ];
+        for (text, expected) in cases {
+            let mut reader = Reader::default();
+            reader.overrides(Some(text), &table::BOT_RATELIMIT_OVERRIDES);
+            let [problem] = &reader.problems[..] else { panic!("{text}: {:?}", reader.problems) };
+            let problem = problem.to_string();
+            assert!(problem.contains(expected) && !problem.contains("hunter2"), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_not_repeated_in_full() {
+        let mut reader = Reader::default();
+        reader.number(Some(&"é".repeat(10_000)), &table::PORT);
+        assert!(reader.problems[0].to_string().len() < 400);
+    }
 }
