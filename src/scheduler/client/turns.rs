@@ -1,0 +1,281 @@
+//! Whose turn it is: from arrival to the grant.
+
+use std::time::Instant;
+
+use super::*;
+
+impl Client {
+    pub(super) fn check_validity(&self, ask: &Ask) -> Result<(), ProxyError> {
+        if self.validity == Validity::Invalid && !ask.path_token { Err(ProxyError::InvalidToken) } else { Ok(()) }
+    }
+
+    /// Refuses at once what a known cooldown keeps from having a full attempt before its deadline.
+    pub(super) fn check_cooldown(
+        &mut self,
+        now: Instant,
+        ask: &Ask,
+        lane: LaneId,
+        deadline: Instant,
+    ) -> Result<(), ProxyError> {
+        let mut worst = self.lanes[lane].bucket.closed(now).map(|until| (until, Scope::User));
+        let mut consider = |until: Option<Instant>, scope| {
+            if let Some(until) = until.filter(|until| worst.is_none_or(|(known, _)| known < *until)) {
+                worst = Some((until, scope));
+            }
+        };
+        if let Some(route) = self.routes.get(&ask.route) {
+            if let Some((until, shared)) = route.held(ask.detail, now) {
+                consider(Some(until), if shared { Scope::Shared } else { Scope::User });
+            }
+            for extra in route.extras(|lane| self.closed_by(lane, ask)) {
+                consider(self.lanes[extra].bucket.closed(now), Scope::User);
+            }
+        }
+        if !ask.interaction {
+            consider(self.pacer.blocked(now), Scope::Global);
+        }
+        match worst {
+            Some((until, scope)) if until + self.limits.attempt > deadline => {
+                Err(ProxyError::RateLimited(Cooldown { retry_after: until - now, scope }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The bucket a route queues in, made if it is not known yet.
+    pub(super) fn lane_of(&mut self, now: Instant, ask: &Ask) -> Result<LaneId, ProxyError> {
+        if let Some(route) = self.routes.get(&ask.route) {
+            return Ok(route.lane);
+        }
+        let shared = if ask.interaction { self.named.get(&ask.provisional).copied() } else { None };
+        if !self.take_room(usize::from(shared.is_none()), 1) {
+            return Err(ProxyError::Unavailable(Reason::BucketLimit));
+        }
+        let lane = shared.unwrap_or_else(|| {
+            // An interaction's bucket is found by the interaction, for good; any other once Discord has named it.
+            let key = ask.interaction.then_some(ask.provisional);
+            self.new_lane(Bucket::new(None, now), key)
+        });
+        self.lanes[lane].routes += 1;
+        self.routes.insert(ask.route, RouteEntry::new(lane));
+        Ok(lane)
+    }
+
+    pub(super) fn new_lane(&mut self, bucket: Bucket, key: Option<Key>) -> LaneId {
+        let lane = self.lanes.insert(Lane { bucket, line: None, key, routes: 0, closed_by: 0 });
+        if let Some(key) = key {
+            self.named.insert(key, lane);
+        }
+        lane
+    }
+
+    /// Whether every bucket the route may count in lets it go.
+    pub(super) fn admit(&self, now: Instant, ask: &Ask, lane: LaneId) -> Admission {
+        let own = self.admit_in(now, ask.class, lane);
+        let Some(route) = self.routes.get(&ask.route).filter(|route| !route.is_simple()) else { return own };
+        route.extras(|lane| self.closed_by(lane, ask)).fold(own, |so_far, lane| {
+            match (so_far, self.admit_in(now, ask.class, lane)) {
+                (Admission::OnAnswer, _) | (_, Admission::OnAnswer) => Admission::OnAnswer,
+                (Admission::At(one), Admission::At(other)) => Admission::At(one.max(other)),
+                (Admission::Now, other) => other,
+                (at, Admission::Now) => at,
+            }
+        })
+    }
+
+    fn admit_in(&self, now: Instant, class: Class, lane: LaneId) -> Admission {
+        let bucket = &self.lanes[lane].bucket;
+        let profile = bucket.hash().and_then(|hash| self.profiles.get(&hash)).unwrap_or(const { &Profile::UNKNOWN });
+        bucket.admit(now, class, profile)
+    }
+
+    /// Whether this route's own answer closed a bucket.
+    fn closed_by(&self, lane: LaneId, ask: &Ask) -> bool {
+        self.lanes[lane].closed_by == ask.route.short()
+    }
+
+    /// Interactions know no global limit; a path's own token is not held up by a credential nobody has judged.
+    pub(super) fn bypasses(&self, ask: &Ask) -> bool {
+        ask.interaction || (ask.path_token && self.validity == Validity::Unjudged)
+    }
+
+    /// What concerns the whole credential: the judging of an unknown one, then the global limit. The error is when to
+    /// try again, if time alone decides.
+    pub(super) fn claim(&mut self, now: Instant, ask: &Ask) -> Result<(), Option<Instant>> {
+        if ask.interaction {
+            return Ok(());
+        }
+        if self.validity == Validity::Unjudged && !ask.path_token && self.judging > 0 {
+            return Err(None);
+        }
+        self.pacer.claim(now).map_err(Some)
+    }
+
+    pub(super) fn grant(&mut self, now: Instant, ask: Ask, deadline: Instant, seq: u64, lane: LaneId) -> Grant {
+        let extras = self.routes.get(&ask.route).filter(|route| !route.is_simple()).and_then(|route| {
+            let extras: Box<[LaneId]> = route.extras(|lane| self.closed_by(lane, &ask)).collect();
+            (!extras.is_empty()).then_some(extras)
+        });
+        let judges = self.validity == Validity::Unjudged && !ask.path_token;
+        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges };
+        for lane in grant.lanes() {
+            self.lanes[lane].bucket.sent(ask.class);
+        }
+        self.in_flight += 1;
+        self.judging += u32::from(judges);
+        grant
+    }
+
+    pub(super) fn join(&mut self, now: Instant, ask: Ask, deadline: Instant, seq: u64, lane: LaneId) -> Ticket {
+        let ticket = self.waiters.insert(Waiter { seq, ask, lane, deadline, waker: None, held: false, ready: false });
+        if !self.join_hold(now, ticket) {
+            self.join_line(lane, seq, ticket);
+        }
+        ticket
+    }
+
+    /// One waiting request's turn.
+    pub(super) fn turn(&mut self, now: Instant, ticket: Ticket) -> Step {
+        let Waiter { seq, ask, deadline, .. } = self.waiters[ticket];
+        let lane = self.routes.get(&ask.route).map_or(self.waiters[ticket].lane, |route| route.lane);
+        if let Err(error) = self.check_validity(&ask).and_then(|()| self.check_cooldown(now, &ask, lane, deadline)) {
+            return Step::Refuse(error);
+        }
+        if now >= deadline {
+            return Step::Refuse(ProxyError::QueueTimeout);
+        }
+        if let Some(until) = self.turn_held(now, ticket) {
+            return until.map_or(Step::Wait, |until| Step::At(until.min(deadline)));
+        }
+        let lane = self.waiters[ticket].lane;
+        if self.lanes[lane].line.as_ref().and_then(|line| line.head()) != Some(ticket) {
+            return Step::Wait;
+        }
+        let admission = self.admit(now, &ask, lane);
+        if admission != Admission::Now {
+            self.set_unready(ticket);
+            let at = if let Admission::At(at) = admission { at } else { deadline };
+            return Step::At(at.min(deadline));
+        }
+        if !self.bypasses(&ask) {
+            if !std::mem::replace(&mut self.waiters[ticket].ready, true) {
+                self.ready.push_back(ticket);
+            }
+            if self.ready.front() != Some(&ticket) {
+                return Step::At(deadline);
+            }
+        }
+        if let Err(at) = self.claim(now, &ask) {
+            return Step::At(at.unwrap_or(deadline).min(deadline));
+        }
+        let grant = self.grant(now, ask, deadline, seq, lane);
+        self.leave(now, ticket);
+        Step::Go(grant)
+    }
+
+    /// If a hold covers the request: when to look again (never, for those behind its first). Holds that are over let
+    /// everybody back into line.
+    fn turn_held(&mut self, now: Instant, ticket: Ticket) -> Option<Option<Instant>> {
+        let Waiter { seq, ask, lane, held, .. } = self.waiters[ticket];
+        if !held {
+            if !self.join_hold(now, ticket) {
+                return None;
+            }
+            self.set_unready(ticket);
+            self.leave_line(now, lane, seq);
+        }
+        let route = self.routes.get_mut(&ask.route)?;
+        if let Some((until, _)) = route.held(ask.detail, now) {
+            return Some(route.heads_hold(ticket).then_some(until));
+        }
+        let lane = route.lane;
+        for (seq, ticket) in route.release(now) {
+            self.waiters[ticket].held = false;
+            self.waiters[ticket].lane = lane;
+            self.join_line(lane, seq, ticket);
+        }
+        self.wake_head(lane);
+        None
+    }
+
+    /// Queues behind the hold that covers the request, if there is one.
+    fn join_hold(&mut self, now: Instant, ticket: Ticket) -> bool {
+        let Waiter { seq, ask, .. } = self.waiters[ticket];
+        let Some(route) = self.routes.get_mut(&ask.route) else { return false };
+        if route.held(ask.detail, now).is_none() {
+            return false;
+        }
+        route.wait_held(ask.detail, now, seq, ticket);
+        self.waiters[ticket].held = true;
+        true
+    }
+
+    pub(super) fn join_line(&mut self, lane: LaneId, seq: u64, ticket: Ticket) {
+        self.lanes[lane].line.get_or_insert_default().join(seq, ticket);
+    }
+
+    pub(super) fn leave_line(&mut self, now: Instant, lane: LaneId, seq: u64) {
+        let Some(line) = &mut self.lanes[lane].line else { return };
+        let was_head = line.leave(seq);
+        if line.is_empty() {
+            self.lanes[lane].line = None;
+        } else if was_head {
+            let next = self.lanes[lane].line.as_ref().and_then(|line| line.head());
+            // A head that can only wait for an answer is woken by it.
+            let ask = next.map(|ticket| self.waiters[ticket].ask);
+            if ask.is_some_and(|ask| self.admit(now, &ask, lane) != Admission::OnAnswer) {
+                self.wake(next);
+            }
+        }
+    }
+
+    /// Leaves the line of those whose bucket lets them go; the next one there must look.
+    pub(super) fn set_unready(&mut self, ticket: Ticket) {
+        if !std::mem::replace(&mut self.waiters[ticket].ready, false) {
+            return;
+        }
+        self.drop_ready(ticket);
+    }
+
+    pub(super) fn drop_ready(&mut self, ticket: Ticket) {
+        let was_front = self.ready.front() == Some(&ticket);
+        if was_front {
+            self.ready.pop_front();
+            self.wake(self.ready.front().copied());
+        } else {
+            self.ready.retain(|other| *other != ticket);
+        }
+    }
+
+    pub(super) fn wake(&mut self, ticket: Option<Ticket>) {
+        if let Some(waker) = ticket.and_then(|ticket| self.waiters.get_mut(ticket)).and_then(|it| it.waker.take()) {
+            self.wakes.push(waker);
+        }
+    }
+
+    pub(super) fn wake_head(&mut self, lane: LaneId) {
+        let head = self.lanes.get(lane).and_then(|lane| lane.line.as_ref()).and_then(|line| line.head());
+        self.wake(head);
+    }
+
+    /// Takes places for so many more buckets and routes, if there are any.
+    pub(super) fn take_room(&mut self, lanes: usize, routes: usize) -> bool {
+        let want = (self.lanes.len() + lanes).max(self.routes.len() + routes);
+        while self.places < want {
+            if !self.room.take() {
+                self.give_room_back();
+                return false;
+            }
+            self.places += 1;
+        }
+        true
+    }
+
+    pub(super) fn give_room_back(&mut self) {
+        let have = self.lanes.len().max(self.routes.len());
+        if let Some(surplus) = self.places.checked_sub(have) {
+            self.room.give_back(surplus);
+            self.places = have;
+        }
+    }
+}

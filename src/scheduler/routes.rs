@@ -1,0 +1,199 @@
+//! Which bucket a route counts in, and what holds it by itself.
+//!
+//! A route starts in a bucket of its own and is bound to the one Discord's answers name. A route that answers from
+//! several buckets in turn (deletes by the message's age and outcome) has one it queues in and others it needs room in.
+
+use std::time::{Duration, Instant};
+
+use super::line::{Line, Ticket};
+
+/// A bucket's place in its client's table.
+pub type LaneId = usize;
+
+/// A bucket a route met besides its own is forgotten after this time without meeting it.
+const FORGET: Duration = Duration::from_secs(600);
+/// The most buckets one route may need room in, besides its own.
+const MAX_EXTRA: usize = 4;
+
+/// One route with its major parameter.
+#[derive(Debug)]
+pub struct RouteEntry {
+    /// The bucket it queues in.
+    pub lane: LaneId,
+    extra: Option<Box<Vec<Extra>>>,
+    holds: Option<Box<Vec<Hold>>>,
+}
+
+/// Another bucket that this route's answers have named.
+#[derive(Clone, Copy, Debug)]
+struct Extra {
+    lane: LaneId,
+    met: Instant,
+    /// It came back: the route alternates. Else it counts only while this route's own answer keeps it closed.
+    alternates: bool,
+}
+
+/// A sub-limit this route has met: a 429 that concerns it alone.
+#[derive(Debug)]
+struct Hold {
+    detail: u8,
+    until: Instant,
+    shared: bool,
+    line: Line,
+}
+
+impl RouteEntry {
+    /// A route that queues in `lane`.
+    pub fn new(lane: LaneId) -> Self {
+        Self { lane, extra: None, holds: None }
+    }
+
+    /// Buckets besides its own that it needs room in; `own_closure` says whether this route's own answer keeps a bucket
+    /// closed.
+    pub fn extras(&self, own_closure: impl Fn(LaneId) -> bool) -> impl Iterator<Item = LaneId> {
+        self.extra
+            .iter()
+            .flat_map(|list| list.iter())
+            .filter(move |extra| extra.alternates || own_closure(extra.lane))
+            .map(|extra| extra.lane)
+    }
+
+    /// Whether it has met other buckets than its own.
+    pub fn is_simple(&self) -> bool {
+        self.extra.is_none()
+    }
+
+    /// An answer named `lane`, which is not the one it queues in. Returns whether the route is bound to it anew; if not,
+    /// the route alternates between the two.
+    pub fn met(&mut self, lane: LaneId, now: Instant) -> bool {
+        let extra = self.extra.get_or_insert_default();
+        extra.retain(|other| now.saturating_duration_since(other.met) < FORGET);
+        if let Some(known) = extra.iter_mut().find(|other| other.lane == lane) {
+            known.met = now;
+            known.alternates = true;
+            return false;
+        }
+        if extra.len() == MAX_EXTRA {
+            extra.remove(0);
+        }
+        extra.push(Extra { lane: self.lane, met: now, alternates: false });
+        self.lane = lane;
+        true
+    }
+
+    /// Forgets buckets that are gone.
+    pub fn forget(&mut self, gone: impl Fn(LaneId) -> bool) {
+        if let Some(extra) = &mut self.extra {
+            extra.retain(|other| !gone(other.lane));
+            if extra.is_empty() {
+                self.extra = None;
+            }
+        }
+    }
+
+    /// The end of the longest live hold on requests with `detail`, and whether its scope was shared.
+    pub fn held(&self, detail: u8, now: Instant) -> Option<(Instant, bool)> {
+        let holds = self.holds.as_ref()?.iter();
+        holds.filter(|hold| hold.until > now && hold.covers(detail)).map(|hold| (hold.until, hold.shared)).max()
+    }
+
+    /// Opens a hold, or makes a known one longer.
+    pub fn hold(&mut self, detail: u8, until: Instant, shared: bool) {
+        let holds = self.holds.get_or_insert_default();
+        match holds.iter_mut().find(|hold| hold.detail == detail) {
+            Some(known) if known.until >= until => {}
+            Some(known) => (known.until, known.shared) = (until, shared),
+            None => holds.push(Hold { detail, until, shared, line: Line::default() }),
+        }
+    }
+
+    /// Queues a request behind the longest live hold that covers it.
+    pub fn wait_held(&mut self, detail: u8, now: Instant, seq: u64, ticket: Ticket) {
+        let Some(holds) = &mut self.holds else { return };
+        let longest = holds.iter_mut().filter(|hold| hold.until > now && hold.covers(detail));
+        if let Some(hold) = longest.max_by_key(|hold| hold.until) {
+            hold.line.join(seq, ticket);
+        }
+    }
+
+    /// How many wait behind holds.
+    pub fn held_count(&self) -> usize {
+        self.holds.iter().flat_map(|holds| holds.iter()).map(|hold| hold.line.len()).sum()
+    }
+
+    /// Leaves the hold's line; the one to wake, if the leaver stood at the head.
+    pub fn leave_held(&mut self, seq: u64) -> Option<Ticket> {
+        let holds = self.holds.as_mut()?;
+        holds.iter_mut().find_map(|hold| if hold.line.leave(seq) { hold.line.head() } else { None })
+    }
+
+    /// Whether this ticket is the one that sleeps until its hold ends.
+    pub fn heads_hold(&self, ticket: Ticket) -> bool {
+        self.holds.iter().flat_map(|holds| holds.iter()).any(|hold| hold.line.head() == Some(ticket))
+    }
+
+    /// Everybody who waits behind a hold.
+    pub fn held_tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.holds.iter().flat_map(|holds| holds.iter()).flat_map(|hold| hold.line.iter()).map(|(_, ticket)| ticket)
+    }
+
+    /// Ends the holds whose time is over: everybody who waited behind them, in no order.
+    pub fn release(&mut self, now: Instant) -> Vec<(u64, Ticket)> {
+        let Some(holds) = &mut self.holds else { return Vec::new() };
+        let mut released = Vec::new();
+        holds.retain_mut(|hold| {
+            if hold.until <= now {
+                released.extend(hold.line.take_if(|_| true));
+            }
+            hold.until > now
+        });
+        if holds.is_empty() {
+            self.holds = None;
+        }
+        released
+    }
+
+    /// Whether a hold is live at all.
+    pub fn is_held(&self, now: Instant) -> bool {
+        self.holds.as_ref().is_some_and(|holds| holds.iter().any(|hold| hold.until > now || !hold.line.is_empty()))
+    }
+}
+
+impl Hold {
+    /// A hold drawn by a request with these details covers every request that has them all.
+    fn covers(&self, detail: u8) -> bool {
+        self.detail & detail == self.detail
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_that_changes_its_bucket_is_bound_anew_and_one_that_comes_back_alternates() {
+        let now = Instant::now();
+        let mut route = RouteEntry::new(1);
+        assert!(route.met(2, now));
+        assert_eq!(route.lane, 2);
+        assert_eq!(route.extras(|_| false).count(), 0);
+        assert_eq!(route.extras(|_| true).collect::<Vec<_>>(), [1]);
+        assert!(!route.met(1, now));
+        assert_eq!((route.lane, route.extras(|_| false).collect::<Vec<_>>()), (2, vec![1]));
+    }
+
+    #[test]
+    fn a_hold_covers_requests_that_have_all_its_details() {
+        let now = Instant::now();
+        let until = now + Duration::from_secs(5);
+        let mut route = RouteEntry::new(0);
+        route.hold(0b01, until, false);
+        assert_eq!(route.held(0b11, now), Some((until, false)));
+        assert_eq!(route.held(0b10, now), None);
+        assert_eq!(route.held(0b00, now), None);
+        route.wait_held(0b01, now, 7, 3);
+        assert!(route.release(now).is_empty());
+        assert_eq!(route.release(until), [(7, 3)]);
+        assert!(!route.is_held(until));
+    }
+}
