@@ -1,8 +1,36 @@
-//! Dispatch: one request through its bucket, its credential's limits, to Discord and back.
+//! Dispatch: one request through its bucket and its credential's limits to Discord and back, within one deadline.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+use self::answer::AnswerBody;
+use self::attempt::{Outcome, Outgoing, Reservation, RunOn};
+use self::bucket::Class;
+use self::budget::Budget;
+use self::client::Ask;
+use self::clients::Clients;
+use self::replay::{Kept, Vault};
+use crate::config::Scheduling;
+use crate::error::{ProxyError, Reason};
+use crate::identity::Identity;
+use crate::observe::metrics::RouteMetrics;
+use crate::route::Route;
+use crate::upstream::Upstream;
+
+pub mod answer;
+mod attempt;
 pub mod bucket;
 pub mod budget;
 pub mod client;
+pub mod clients;
+pub mod coding;
+pub mod detail;
+pub mod gate;
 pub mod key;
 pub mod line;
 pub mod pacer;
@@ -11,3 +39,140 @@ pub mod replay;
 pub mod room;
 pub mod routes;
 pub mod signal;
+
+/// A 429's body is read up to here: for its `retry_after`, and so that its connection can be used again.
+const MAX_REFUSAL_BODY: usize = 64 * 1024;
+/// How often idle state is looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// The scheduler of a node. Cheap to clone.
+#[derive(Clone)]
+pub struct Scheduler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    upstream: Upstream,
+    clients: Clients,
+    budget: Arc<Mutex<Budget>>,
+    vault: Vault,
+    queue_timeout: Duration,
+    request_timeout: Duration,
+}
+
+/// Discord's answer.
+#[derive(Debug)]
+pub struct Dispatched {
+    /// Its head and its streaming body.
+    pub response: Response<AnswerBody>,
+    /// Past it the body is aborted.
+    pub deadline: Instant,
+}
+
+impl Scheduler {
+    /// Starts with nothing known.
+    pub fn new(config: &Scheduling, upstream: Upstream) -> Self {
+        let budget = Budget::new(config.invalid_request_limit, config.invalid_request_window);
+        let shared = Shared {
+            upstream,
+            clients: Clients::new(config),
+            budget: Arc::new(Mutex::new(budget)),
+            vault: Vault::new(config.max_retry_body_bytes, config.max_retry_capture_bytes),
+            queue_timeout: config.queue_timeout,
+            request_timeout: config.request_timeout,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Brings a request, whose headers are final, to Discord when its turn comes, and the answer back. Dropping the
+    /// future frees its place; an attempt that was sent still runs to its headers.
+    pub async fn dispatch(
+        &self,
+        request: Request<Incoming>,
+        identity: &Identity,
+        route: &Route,
+        metrics: RouteMetrics,
+    ) -> Result<Dispatched, ProxyError> {
+        let shared = &*self.shared;
+        let deadline = Instant::now() + shared.queue_timeout;
+        if !shared.budget.lock().has_room(gate::now()) {
+            return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
+        }
+        let gate = shared.clients.gate(identity)?;
+        let (parts, body) = request.into_parts();
+        let mut ask = ask(&parts.method, route);
+        // An upload renews REQUEST_TIMEOUT with its progress.
+        let uploads = !body.is_end_stream();
+        let body = if !uploads {
+            Kept::empty()
+        } else {
+            let declared = body.size_hint().exact();
+            let looked_at = route.channel_edit && detail::readable(&parts.headers);
+            let kept = async {
+                let mut kept = shared.vault.keep(body, declared).await?;
+                if looked_at && let Some(body) = kept.peek(detail::MAX_BODY).await {
+                    ask.detail = detail::of_channel_edit(&body);
+                }
+                Ok(kept)
+            };
+            timeout_at(deadline, kept).await.map_err(|_| ProxyError::QueueTimeout)??
+        };
+        let turn = shared.clients.enter(&gate, ask, deadline.into_std())?;
+        let mut permit = turn.permit().await?;
+        let mut outgoing = Box::new(Outgoing { parts, body, deadline, kind: identity.kind, metrics, attempts: 0 });
+        loop {
+            let Some(reservation) = Reservation::take(&shared.budget) else {
+                permit.unsent();
+                return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
+            };
+            let attempt = attempt::run(shared.upstream.clone(), outgoing, permit, reservation);
+            let attempt = RunOn(Some(Box::pin(attempt)));
+            // An attempt that its own REQUEST_TIMEOUT ends before the deadline needs no second timer.
+            let outcome = if !uploads && Instant::now() + shared.request_timeout <= deadline {
+                attempt.await
+            } else {
+                timeout_at(deadline, attempt).await.map_err(|_| ProxyError::QueueTimeout)?
+            };
+            match outcome {
+                Outcome::Answer(dispatched) => return Ok(dispatched),
+                Outcome::Failed(error) => return Err(error),
+                Outcome::Again(again, waiting) => {
+                    outgoing = again;
+                    permit = waiting.await?;
+                }
+            }
+        }
+    }
+
+    /// Drops what nobody uses any more, for as long as it is polled.
+    pub async fn sweep(&self) {
+        let mut every = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            every.tick().await;
+            self.shared.clients.sweep();
+        }
+    }
+
+    /// Whether no request waits, is in flight, or holds a slot of the invalid-request budget.
+    pub fn is_quiet(&self) -> bool {
+        self.shared.clients.is_quiet() && self.shared.budget.lock().reserved() == 0 && self.shared.vault.used() == 0
+    }
+
+    /// Checks at the start what a request may need later.
+    pub fn check(&self) -> Result<(), String> {
+        self.shared.vault.check()
+    }
+}
+
+fn ask(method: &http::Method, route: &Route) -> Ask {
+    let class = if matches!(*method, http::Method::GET | http::Method::HEAD) { Class::Read } else { Class::Write };
+    Ask {
+        route: route.key.into(),
+        provisional: route.provisional.into(),
+        major: route.major.into(),
+        class,
+        detail: 0,
+        interaction: route.interaction,
+        path_token: route.path_token,
+    }
+}

@@ -245,6 +245,12 @@ impl Client {
         }
     }
 
+    /// A granted request was not sent after all.
+    pub fn unsent(&mut self, now: Instant, grant: &Grant) {
+        self.landed(now, grant);
+        self.settle(grant);
+    }
+
     /// A request ended without an answer.
     pub fn unanswered(&mut self, now: Instant, grant: &Grant) {
         self.landed(now, grant);

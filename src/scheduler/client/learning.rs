@@ -179,7 +179,8 @@ impl Client {
     fn wake_refused(&mut self, now: Instant, lane: LaneId) {
         let Some(until) = self.lanes[lane].bucket.closed(now) else { return };
         let attempt = self.limits.attempt;
-        let tickets: Vec<Ticket> = self.lanes[lane].line.iter().flat_map(|line| line.iter()).map(|(_, it)| it).collect();
+        let tickets: Vec<Ticket> =
+            self.lanes[lane].line.iter().flat_map(|line| line.iter()).map(|(_, it)| it).collect();
         for ticket in tickets {
             if self.waiters[ticket].deadline < until + attempt {
                 self.wake(Some(ticket));

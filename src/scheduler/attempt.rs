@@ -1,0 +1,149 @@
+//! One attempt: a request goes out, and what its answer says is learned, whether or not its client still waits.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{Request, StatusCode};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::answer::AnswerBody;
+use super::budget::Budget;
+use super::coding;
+use super::gate::{Permit, Waiting, now};
+use super::replay::Kept;
+use super::signal::{MIN_RETRY, Signal};
+use super::{Dispatched, MAX_REFUSAL_BODY};
+use crate::error::{ProxyError, Scope};
+use crate::identity::Kind;
+use crate::observe::metrics::RouteMetrics;
+use crate::upstream::{Answer, SendError, Upstream, read_limited};
+
+/// Attempts of one request whose 429s do not say how long to wait.
+const MAX_UNTIMED_ATTEMPTS: u32 = 3;
+/// From this attempt on each must wait at least twice as long as the one before, whatever Discord says.
+const PATIENT_ATTEMPTS: u32 = 4;
+
+/// A request on its way, over all its attempts.
+pub(super) struct Outgoing {
+    pub(super) parts: Parts,
+    pub(super) body: Kept,
+    pub(super) deadline: Instant,
+    pub(super) kind: Kind,
+    pub(super) metrics: RouteMetrics,
+    /// Attempts made.
+    pub(super) attempts: u32,
+}
+
+/// A slot of the invalid-request budget; its drop gives it back.
+pub(super) struct Reservation {
+    budget: Arc<Mutex<Budget>>,
+    invalid: bool,
+}
+
+/// How an attempt ended.
+pub(super) enum Outcome {
+    /// With what the client gets.
+    Answer(Dispatched),
+    /// With a 429 that is tried again once its turn comes.
+    Again(Box<Outgoing>, Waiting),
+    /// Without an answer.
+    Failed(ProxyError),
+}
+
+impl Reservation {
+    /// Reserves a slot, if one is left.
+    pub(super) fn take(budget: &Arc<Mutex<Budget>>) -> Option<Self> {
+        let reserved = budget.lock().reserve(now());
+        reserved.then(|| Self { budget: Arc::clone(budget), invalid: false })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.lock().settle(now(), self.invalid);
+    }
+}
+
+/// Makes one attempt with `permit`, whose turn passes on as soon as the headers have been handled.
+pub(super) async fn run(
+    upstream: Upstream,
+    mut outgoing: Box<Outgoing>,
+    permit: Permit,
+    mut reservation: Reservation,
+) -> Outcome {
+    outgoing.attempts += 1;
+    let Some(body) = outgoing.body.attempt() else {
+        permit.unsent();
+        return Outcome::Failed(ProxyError::Unavailable(crate::error::Reason::RetryPreparation));
+    };
+    let request = Request::from_parts(outgoing.parts.clone(), body);
+    let started = Instant::now();
+    let Answer { response, body_deadline } = match upstream.send(request).await {
+        Ok(answer) => answer,
+        Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
+        Err(SendError::Failed { message }) => return Outcome::Failed(ProxyError::Upstream(message)),
+    };
+    let deadline = body_deadline.min(outgoing.deadline);
+    let signal = Signal::read(response.status(), response.headers());
+    let shared = signal.scope == Some(Scope::Shared);
+    outgoing.metrics.observe(signal.status, shared, outgoing.kind, started.elapsed().as_secs_f64());
+    if signal.status != StatusCode::TOO_MANY_REQUESTS {
+        reservation.invalid = signal.invalid();
+        drop(reservation);
+        _ = permit.answered(&signal, false);
+        return Outcome::Answer(Dispatched { response: response.map(AnswerBody::from), deadline });
+    }
+    let (head, body) = response.into_parts();
+    let collected = read_limited(body, MAX_REFUSAL_BODY, deadline).await;
+    let signal = patient(signal.with_body(&coding::decode(&head.headers, &collected.bytes)), outgoing.attempts);
+    reservation.invalid = signal.invalid();
+    drop(reservation);
+    let hopeless = signal.retry_after.is_none() && outgoing.attempts >= MAX_UNTIMED_ATTEMPTS;
+    let retry = outgoing.body.repeatable() && !hopeless;
+    match permit.answered(&signal, retry) {
+        Some(Ok(waiting)) => Outcome::Again(outgoing, waiting),
+        Some(Err(_)) | None => {
+            let response = http::Response::from_parts(head, AnswerBody::from(collected));
+            Outcome::Answer(Dispatched { response, deadline })
+        }
+    }
+}
+
+/// Repeated refusals of one request wait longer and longer, so that no answer can make it spin.
+fn patient(mut signal: Signal, attempts: u32) -> Signal {
+    if attempts >= PATIENT_ATTEMPTS {
+        let floor = MIN_RETRY * (1 << (attempts - PATIENT_ATTEMPTS).min(10));
+        signal.retry_after = signal.retry_after.map(|wait| wait.max(floor.min(Duration::from_secs(30))));
+    }
+    signal
+}
+
+/// An attempt that goes on to its headers when its client leaves: what Discord counts must be learned.
+pub(super) struct RunOn(pub(super) Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>);
+
+impl Future for RunOn {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let Some(attempt) = &mut self.0 else { return Poll::Pending };
+        let outcome = attempt.as_mut().poll(cx);
+        if outcome.is_ready() {
+            self.0 = None;
+        }
+        outcome
+    }
+}
+
+impl Drop for RunOn {
+    fn drop(&mut self) {
+        if let Some(attempt) = self.0.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move { drop(attempt.await) });
+        }
+    }
+}

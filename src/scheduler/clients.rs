@@ -1,0 +1,148 @@
+//! The credentials with state: found, made, bounded and swept.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ahash::AHashMap;
+use parking_lot::RwLock;
+
+use super::client::{Ask, Client, IDLE, Limits};
+use super::gate::{Gate, Turn, now};
+use super::pacer::Pacer;
+use super::room::Room;
+use crate::config::{Overrides, Scheduling};
+use crate::error::{ProxyError, Reason};
+use crate::identity::{Identity, Kind};
+
+/// Requests a second, for every bot and bearer without an override and for all unauthenticated traffic together
+/// (Discord's documentation, "Global Rate Limit").
+const GLOBAL_LIMIT: u32 = 50;
+/// When no bucket state is free, this part of all makes room at once, so that the search pays.
+const EVICT_PART: usize = 16;
+
+/// All credentials of the process.
+#[derive(Debug)]
+pub struct Clients {
+    known: RwLock<AHashMap<(Kind, [u8; 32]), Arc<Gate>>>,
+    unauthenticated: Arc<Gate>,
+    limits: Arc<Limits>,
+    room: Arc<Room>,
+    overrides: Overrides,
+    lock_invalid: bool,
+    max_bearers: usize,
+    max_clients: usize,
+    max_buckets: usize,
+    started: Instant,
+}
+
+impl Clients {
+    /// None yet.
+    pub fn new(config: &Scheduling) -> Self {
+        let started = now();
+        let limits = Arc::new(Limits { queue_depth: config.max_queue_depth, attempt: config.request_timeout });
+        let room = Arc::new(Room::new(config.max_bucket_states));
+        let pacer = Pacer::new(GLOBAL_LIMIT, started, started);
+        let nobody = Client::new(Arc::clone(&limits), Arc::clone(&room), pacer, false, started);
+        Self {
+            known: RwLock::default(),
+            unauthenticated: Gate::new(nobody),
+            limits,
+            room,
+            overrides: config.overrides.clone(),
+            lock_invalid: !config.disable_401_lock,
+            max_bearers: config.max_bearer_count,
+            max_clients: config.max_client_states,
+            max_buckets: config.max_bucket_states,
+            started,
+        }
+    }
+
+    /// A credential's gate, made if it has none.
+    pub fn gate(&self, identity: &Identity) -> Result<Arc<Gate>, ProxyError> {
+        if identity.kind == Kind::Unauthenticated {
+            return Ok(Arc::clone(&self.unauthenticated));
+        }
+        let key = (identity.kind, identity.key);
+        if let Some(gate) = self.known.read().get(&key) {
+            return Ok(Arc::clone(gate));
+        }
+        let mut known = self.known.write();
+        if let Some(gate) = known.get(&key) {
+            return Ok(Arc::clone(gate));
+        }
+        let bearers = || known.keys().filter(|(kind, _)| *kind == Kind::Bearer).count();
+        let full = known.len() >= self.max_clients;
+        let bearers_full = identity.kind == Kind::Bearer && bearers() >= self.max_bearers;
+        if (full || bearers_full) && !evict_oldest(&mut known, bearers_full) {
+            return Err(ProxyError::Unavailable(Reason::ClientLimit));
+        }
+        let now = now();
+        let pacer = Pacer::new(self.limit(identity), now, self.started);
+        let client = Client::new(Arc::clone(&self.limits), Arc::clone(&self.room), pacer, self.lock_invalid, now);
+        let gate = Gate::new(client);
+        known.insert(key, Arc::clone(&gate));
+        Ok(gate)
+    }
+
+    /// Enters a gate; idle buckets of any credential make room for a new one when none is left.
+    pub fn enter(&self, gate: &Arc<Gate>, ask: Ask, deadline: Instant) -> Result<Turn, ProxyError> {
+        match gate.enter(ask, deadline) {
+            Err(ProxyError::Unavailable(Reason::BucketLimit)) if self.make_room() => gate.enter(ask, deadline),
+            entered => entered,
+        }
+    }
+
+    /// Drops what nobody used for ten minutes.
+    pub fn sweep(&self) {
+        let now = now();
+        let Some(before) = now.checked_sub(IDLE) else { return };
+        for gate in self.gates() {
+            gate.with(|client| client.sweep(now, before, usize::MAX));
+        }
+        self.known.write().retain(|_, gate| {
+            let old = |gate: &Arc<Gate>| gate.with(|client| client.disposable(now)).is_some_and(|used| used <= before);
+            Arc::strong_count(gate) > 1 || !old(gate)
+        });
+    }
+
+    /// Whether no request waits or is in flight anywhere.
+    pub fn is_quiet(&self) -> bool {
+        self.gates().iter().all(|gate| gate.with(|client| client.is_quiet()))
+    }
+
+    fn gates(&self) -> Vec<Arc<Gate>> {
+        let known = self.known.read();
+        known.values().chain([&self.unauthenticated]).cloned().collect()
+    }
+
+    /// Whether any bucket could be dropped.
+    fn make_room(&self) -> bool {
+        let now = now();
+        let mut wanted = self.max_buckets / EVICT_PART + 1;
+        let before = wanted;
+        for gate in self.gates() {
+            wanted -= gate.with(|client| client.sweep(now, now, wanted));
+            if wanted == 0 {
+                break;
+            }
+        }
+        wanted < before
+    }
+
+    fn limit(&self, identity: &Identity) -> u32 {
+        let by_id = identity.bot_id.and_then(|id| self.overrides.by_bot_id.get(&id));
+        by_id.or_else(|| self.overrides.by_key.get(&identity.key)).copied().unwrap_or(GLOBAL_LIMIT)
+    }
+}
+
+/// Drops the state unused for longest among those with nothing to lose. One that somebody is about to use (its gate is
+/// held outside the map) is not among them.
+fn evict_oldest(known: &mut AHashMap<(Kind, [u8; 32]), Arc<Gate>>, bearers_only: bool) -> bool {
+    let now = now();
+    let oldest = known
+        .iter()
+        .filter(|((kind, _), gate)| (!bearers_only || *kind == Kind::Bearer) && Arc::strong_count(gate) == 1)
+        .filter_map(|(key, gate)| Some((gate.with(|client| client.disposable(now))?, *key)))
+        .min_by_key(|(used, _)| *used);
+    oldest.is_some_and(|(_, key)| known.remove(&key).is_some())
+}

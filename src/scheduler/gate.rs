@@ -1,0 +1,167 @@
+//! Waiting for one's turn, and having it: futures and guards around a [`Client`]. A drop is the whole clean-up.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::time::{Sleep, sleep_until};
+
+use super::client::{Ask, Client, Entered, Grant, Step};
+use super::line::Ticket;
+use super::signal::Signal;
+use crate::error::ProxyError;
+
+/// One credential's state behind its lock, held for a decision and never across an await.
+#[derive(Debug)]
+pub struct Gate {
+    client: Mutex<Client>,
+}
+
+/// A request in its gate.
+pub enum Turn {
+    /// It may be sent.
+    Has(Permit),
+    /// It waits.
+    Waits(Waiting),
+}
+
+/// A place in line. Dropping it leaves the line.
+pub struct Waiting {
+    gate: Arc<Gate>,
+    ticket: Option<Ticket>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+/// A request's permission to be sent. Dropped without an answer, it counts as one that Discord may have seen.
+pub struct Permit {
+    gate: Arc<Gate>,
+    grant: Option<Grant>,
+}
+
+/// The instant that cores are given; under a paused clock, the paused one.
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl Gate {
+    /// Around a client.
+    pub fn new(client: Client) -> Arc<Self> {
+        Arc::new(Self { client: Mutex::new(client) })
+    }
+
+    /// Runs a decision under the lock and, after it, wakes whom it concerns.
+    pub fn with<T>(&self, decide: impl FnOnce(&mut Client) -> T) -> T {
+        let mut client = self.client.lock();
+        let result = decide(&mut client);
+        let wakes = client.take_wakes();
+        drop(client);
+        for waker in wakes {
+            waker.wake();
+        }
+        result
+    }
+
+    /// A request arrives.
+    pub fn enter(self: &Arc<Self>, ask: Ask, deadline: Instant) -> Result<Turn, ProxyError> {
+        Ok(match self.with(|client| client.enter(now(), ask, deadline))? {
+            Entered::Go(grant) => Turn::Has(Permit { gate: Arc::clone(self), grant: Some(grant) }),
+            Entered::Waits(ticket) => Turn::Waits(self.waiting(ticket)),
+        })
+    }
+
+    fn waiting(self: &Arc<Self>, ticket: Ticket) -> Waiting {
+        Waiting { gate: Arc::clone(self), ticket: Some(ticket), sleep: None }
+    }
+}
+
+impl Turn {
+    /// Waits for the permit.
+    pub async fn permit(self) -> Result<Permit, ProxyError> {
+        match self {
+            Self::Has(permit) => Ok(permit),
+            Self::Waits(waiting) => waiting.await,
+        }
+    }
+}
+
+impl Future for Waiting {
+    type Output = Result<Permit, ProxyError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            let Some(ticket) = this.ticket else { return Poll::Pending };
+            match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
+                Step::Go(grant) => {
+                    this.ticket = None;
+                    return Poll::Ready(Ok(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) }));
+                }
+                Step::Refuse(error) => {
+                    this.ticket = None;
+                    return Poll::Ready(Err(error));
+                }
+                Step::Wait => {
+                    this.sleep = None;
+                    return Poll::Pending;
+                }
+                Step::At(at) => {
+                    let at = at.into();
+                    let sleep = match &mut this.sleep {
+                        Some(sleep) => {
+                            if sleep.deadline() != at {
+                                sleep.as_mut().reset(at);
+                            }
+                            sleep
+                        }
+                        none => none.insert(Box::pin(sleep_until(at))),
+                    };
+                    if sleep.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.gate.with(|client| client.leave(now(), ticket));
+        }
+    }
+}
+
+impl Permit {
+    /// Discord answered: learns from it and passes the turn on. With `retry`, the request takes its place in line again
+    /// (at its head), unless the wait leaves no room for another attempt: then the error says so.
+    pub fn answered(mut self, signal: &Signal, retry: bool) -> Option<Result<Waiting, ProxyError>> {
+        let grant = self.grant.take()?;
+        let again = self.gate.with(|client| client.answered(now(), &grant, signal, retry));
+        again.map(|again| again.map(|ticket| self.gate.waiting(ticket)))
+    }
+
+    /// Gives the permit back: nothing was sent.
+    pub fn unsent(mut self) {
+        if let Some(grant) = self.grant.take() {
+            self.gate.with(|client| client.unsent(now(), &grant));
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(grant) = self.grant.take() {
+            self.gate.with(|client| client.unanswered(now(), &grant));
+        }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").finish_non_exhaustive()
+    }
+}
