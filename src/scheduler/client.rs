@@ -337,3 +337,7 @@ impl Grant {
         std::iter::once(self.lane).chain(self.extras.iter().flat_map(|list| list.iter().copied()))
     }
 }
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

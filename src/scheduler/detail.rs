@@ -39,6 +39,10 @@ pub fn readable(headers: &HeaderMap) -> bool {
 
 /// The details of a channel edit, as bits; 0 when there is none or the body is not a JSON object.
 pub fn of_channel_edit(body: &[u8]) -> u8 {
+    // serde would read an array as the fields in their order.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return 0;
+    }
     let Ok(edit) = serde_json::from_slice::<ChannelEdit>(body) else { return 0 };
     u8::from(edit.name.0) * NAME | u8::from(edit.topic.0) * TOPIC
 }
