@@ -1,0 +1,8 @@
+//! The front listener as clients meet it, over real sockets.
+
+mod drain;
+mod gone;
+mod heads;
+mod protocol;
+#[path = "../support/mod.rs"]
+mod support;

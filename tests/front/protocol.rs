@@ -1,0 +1,150 @@
+//! Health, refusals, keep-alive, pipelining, HTTP/2 and what a response looks like on its way back.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::support::client::Client;
+use crate::support::upstream::Upstream;
+use crate::support::{Node, config, eventually};
+
+async fn node_with_echo() -> Node {
+    Node::start(Upstream::echo().await)
+}
+
+#[tokio::test]
+async fn health_is_answered_for_get_and_head_and_never_counted_against_admission() {
+    let mut upstream = Upstream::start().await;
+    let mut config = config(upstream.address);
+    config.max_in_flight_requests = 1;
+    let node = Node::start_with(config, |_| {});
+    let mut waiting = Client::connect(node.address()).await;
+    waiting.send("GET /api/v10/gateway HTTP/1.1\r\nhost: proxy\r\n\r\n").await;
+    let arrival = upstream.next().await;
+
+    let mut client = Client::connect(node.address()).await;
+    assert_eq!(client.get("/nirn/healthz").await.status, 200);
+    client.send("HEAD /nirn/healthz HTTP/1.1\r\nhost: proxy\r\n\r\n").await;
+    assert_eq!(client.answer_to("HEAD").await.status, 200);
+    let refused = client.get("/api/v10/gateway").await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(refused.header("x-nirn-proxy-error"), Some("true"));
+    assert!(refused.text().contains("MAX_IN_FLIGHT_REQUESTS"));
+    assert_eq!(node.failures("in_flight_limit"), 1.0);
+
+    arrival.ok("done").await;
+    assert_eq!(waiting.answer().await.text(), "done");
+    client.send("GET /api/v10/gateway HTTP/1.1\r\nhost: proxy\r\n\r\n").await;
+    upstream.next().await.ok("next").await;
+    assert_eq!(client.answer().await.text(), "next");
+}
+
+#[tokio::test]
+async fn reserved_paths_are_not_found_and_everything_else_goes_to_discord() {
+    let node = node_with_echo().await;
+    let mut client = Client::connect(node.address()).await;
+    for path in ["/nirn/", "/nirn/other", "/nirn/healthz/"] {
+        let answer = client.get(path).await;
+        assert_eq!(answer.status, 404, "{path}");
+        assert_eq!(answer.header("generated-by-proxy"), Some("true"));
+    }
+    client.send("POST /nirn/healthz HTTP/1.1\r\nhost: proxy\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 404);
+    assert_eq!(node.failures("unknown_endpoint"), 4.0);
+    for path in ["/metrics", "/debug/pprof/", "/nirn", "/nirnx"] {
+        assert_eq!(client.get(path).await.text(), format!("GET {path} HTTP/1.1"));
+    }
+}
+
+#[tokio::test]
+async fn upgrades_and_connect_are_refused() {
+    let node = node_with_echo().await;
+    for request in [
+        "CONNECT discord.com:443 HTTP/1.1\r\nhost: discord.com\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\n\r\n",
+    ] {
+        let mut client = Client::connect(node.address()).await;
+        client.send(request).await;
+        let answer = client.answer().await;
+        assert_eq!(answer.status, 400, "{request}");
+        assert!(answer.text().contains("protocol upgrades are not proxied"), "{}", answer.text());
+    }
+    assert_eq!(node.failures("bad_request"), 4.0);
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_alive_and_pipelined_answers_come_in_order() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    let requests = ["/a", "/b", "/c"].map(|path| format!("GET {path} HTTP/1.1\r\nhost: proxy\r\n\r\n"));
+    client.send(requests.concat()).await;
+    for path in ["/a", "/b", "/c"] {
+        let arrival = upstream.next().await;
+        assert_eq!(arrival.line(), format!("GET {path} HTTP/1.1"));
+        arrival.ok(path).await;
+    }
+    for path in ["/a", "/b", "/c"] {
+        assert_eq!(client.answer().await.text(), path);
+    }
+    client.send("GET /d HTTP/1.1\r\nhost: proxy\r\n\r\n").await;
+    upstream.next().await.ok("again").await;
+    assert_eq!(client.answer().await.text(), "again");
+    eventually("nothing open", || node.open() == 0.0).await;
+}
+
+#[tokio::test]
+async fn http2_with_prior_knowledge_shares_the_port() {
+    let node = node_with_echo().await;
+    let stream = TcpStream::connect(node.address()).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let ask = |path: &str| {
+        let uri = format!("http://proxy{path}");
+        let request = http::Request::post(uri).body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+        let mut sender = sender.clone();
+        async move {
+            let response = sender.send_request(request).await.unwrap();
+            (response.status(), response.into_body().collect().await.unwrap().to_bytes())
+        }
+    };
+    for (path, (status, body)) in [("/x", ask("/x").await), ("/y?z=1", ask("/y?z=1").await)] {
+        assert_eq!(status, 200);
+        assert_eq!(body, format!("POST {path} HTTP/1.1"));
+    }
+    assert_eq!(ask("/nirn/healthz").await.0, 404);
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    eventually("nothing open", || node.open() == 0.0).await;
+    assert_eq!(node.failures("client_closed"), 0.0);
+}
+
+#[tokio::test]
+async fn bodies_keep_their_framing_and_answers_without_a_body_end_at_their_head() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    let mut ask = async |method: &str, answer: &str| {
+        client.send(format!("{method} /x HTTP/1.1\r\nhost: proxy\r\n\r\n")).await;
+        upstream.next().await.write(answer).await;
+        client.answer_to(method).await
+    };
+    let chunked = ask("GET", "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n").await;
+    assert_eq!((chunked.header("transfer-encoding"), chunked.text()), (Some("chunked"), "abc"));
+    let known = ask("GET", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc").await;
+    assert_eq!((known.header("content-length"), known.text()), (Some("3"), "abc"));
+    let head = ask("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 741\r\n\r\n").await;
+    assert_eq!(head.header("content-length"), Some("741"));
+    let empty = ask("DELETE", "HTTP/1.1 204 No Content\r\n\r\n").await;
+    assert_eq!((empty.status, empty.header("content-length")), (204, None));
+    let unchanged = ask("GET", "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n").await;
+    assert_eq!((unchanged.status, unchanged.header("etag")), (304, Some("\"a\"")));
+    let nothing = ask("GET", "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!((nothing.header("content-length"), nothing.text()), (Some("0"), ""));
+    eventually("nothing open", || node.open() == 0.0).await;
+    assert_eq!(node.sum("nirn_proxy_failures_total", ""), 0.0);
+}
