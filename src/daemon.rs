@@ -12,11 +12,11 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::Config;
 use crate::front;
 use crate::front::admission::{Admission, Phase};
-use crate::front::direct::Direct;
 use crate::front::handler::Handler;
 use crate::front::socket::Patience;
 use crate::observe::admin;
 use crate::observe::metrics::Metrics;
+use crate::scheduler::Scheduler;
 use crate::upstream::Upstream;
 
 /// For the last answers once the drain's time is up.
@@ -81,11 +81,10 @@ pub fn bind(config: Config) -> Result<Daemon, String> {
         pprof: pprof.as_ref().map(local).transpose()?,
     };
     let upstream = Upstream::new(&config.upstream)?;
-    let handler = Handler {
-        admission: Admission::new(config.max_in_flight_requests),
-        metrics: Metrics::new(),
-        scheduler: Direct::new(&config.scheduling, upstream),
-    };
+    let scheduler = Scheduler::new(&config.scheduling, upstream);
+    scheduler.check()?;
+    let handler =
+        Handler { admission: Admission::new(config.max_in_flight_requests), metrics: Metrics::new(), scheduler };
     let listeners = Listeners { proxy, metrics, pprof };
     Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler) })
 }
@@ -98,6 +97,11 @@ impl Daemon {
     /// Where it listens: the ports that were chosen where the settings say 0.
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// Who brings requests to Discord.
+    pub fn scheduler(&self) -> Scheduler {
+        self.handler.scheduler.clone()
     }
 
     /// What it counts.
@@ -122,6 +126,8 @@ impl Daemon {
         if let Some(listener) = listeners.pprof {
             tasks.spawn(admin::serve_pprof(listener, pending()));
         }
+        let scheduler = handler.scheduler.clone();
+        tasks.spawn(async move { scheduler.sweep().await });
         let patience = Patience { head: limits.head, idle: limits.idle };
         let front = tasks.spawn(front::accept(listeners.proxy, handler, patience));
         let stopped = async {

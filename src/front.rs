@@ -3,7 +3,6 @@
 pub mod admission;
 pub mod body;
 pub mod connection;
-pub mod direct;
 pub mod framing;
 pub mod guard;
 pub mod handler;

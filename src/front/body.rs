@@ -6,12 +6,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 
 use super::guard::Guard;
 use super::link::End;
 use crate::error::Reason;
+use crate::scheduler::answer::AnswerBody;
 
 /// A response's body.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ enum Kind {
 
 /// Discord's body on its way to the client.
 struct Stream {
-    incoming: Incoming,
+    incoming: AnswerBody,
     deadline: Instant,
     guard: Option<Guard>,
     /// What may end the stream while Discord sends nothing; made when it first does, so that an answer that is there
@@ -58,7 +58,7 @@ impl Body {
     }
 
     /// Discord's body, aborted past `deadline`, when its connection breaks and when the client's does.
-    pub fn stream(incoming: Incoming, deadline: Instant, guard: Guard) -> Self {
+    pub fn stream(incoming: AnswerBody, deadline: Instant, guard: Guard) -> Self {
         if incoming.is_end_stream() {
             let mut guard = guard;
             guard.settle();

@@ -11,7 +11,6 @@ use hyper::body::Incoming;
 
 use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
-use super::direct::{Direct, Dispatched};
 use super::guard::Guard;
 use super::link::{End, Head, Link};
 use crate::clock;
@@ -19,6 +18,7 @@ use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
 use crate::observe::metrics::Metrics;
 use crate::route::Route;
+use crate::scheduler::{Dispatched, Scheduler};
 
 /// The health probe's path.
 const HEALTH: &str = "/nirn/healthz";
@@ -32,7 +32,7 @@ pub struct Handler {
     /// Where failures are counted.
     pub metrics: Metrics,
     /// What brings a request to Discord.
-    pub scheduler: Direct,
+    pub scheduler: Scheduler,
 }
 
 /// The client is gone: there is nobody to answer, and hyper closes the connection.
@@ -86,11 +86,11 @@ impl Handler {
         let route = Route::classify(request.method(), request.uri().path(), clock::unix_ms());
         let authorization = request.headers().get(header::AUTHORIZATION);
         let identity = Identity::from_authorization(authorization.map(HeaderValue::as_bytes));
-        let open = self.metrics.route(request.method(), &route).open();
-        let mut guard = Guard::new(slot, open, self.metrics.clone(), Arc::clone(link));
+        let metrics = self.metrics.route(request.method(), &route);
+        let mut guard = Guard::new(slot, metrics.open(), self.metrics.clone(), Arc::clone(link));
         let dispatched = tokio::select! {
             biased;
-            dispatched = self.scheduler.dispatch(request, identity, route) => dispatched,
+            dispatched = self.scheduler.dispatch(request, &identity, &route, metrics) => dispatched,
             end = link.ended() => Err(error_of(end)),
         };
         match dispatched {

@@ -1,4 +1,5 @@
 //! What tests of the whole proxy share: a node on a free port, a raw HTTP client, an upstream that does as it is told.
+#![allow(unreachable_pub, reason = "the same file is part of several test binaries")]
 #![allow(dead_code, reason = "each test binary uses the part it needs")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 use nirn_proxy::config::{Config, Proxy};
 use nirn_proxy::daemon::{Addresses, Daemon, bind};
 use nirn_proxy::observe::metrics::Metrics;
+use nirn_proxy::scheduler::Scheduler;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -22,6 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Node {
     pub addresses: Addresses,
     pub metrics: Metrics,
+    pub scheduler: Scheduler,
     shutdown: Option<oneshot::Sender<()>>,
     hurry: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<Result<(), String>>,
@@ -50,6 +53,7 @@ impl Node {
         let mut daemon = bind(config).unwrap();
         change(&mut daemon);
         let (addresses, metrics) = (daemon.addresses(), daemon.metrics());
+        let scheduler = daemon.scheduler();
         let (shutdown, on_shutdown) = oneshot::channel::<()>();
         let (hurry, on_hurry) = oneshot::channel::<()>();
         let wait = |signal: oneshot::Receiver<()>| async move {
@@ -58,7 +62,7 @@ impl Node {
             }
         };
         let task = tokio::spawn(daemon.run(wait(on_shutdown), wait(on_hurry)));
-        Self { addresses, metrics, shutdown: Some(shutdown), hurry: Some(hurry), task }
+        Self { addresses, metrics, scheduler, shutdown: Some(shutdown), hurry: Some(hurry), task }
     }
 
     pub fn address(&self) -> SocketAddr {
