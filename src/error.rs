@@ -1,6 +1,7 @@
 //! Every way a request can fail here, and the answer each one gets.
 
 mod reason;
+mod throttle;
 
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 pub use reason::Reason;
+pub use throttle::Throttle;
 
 /// A cooldown that a request cannot wait out, told to the client as Discord would.
 #[derive(Clone, Copy, Debug, PartialEq)]
