@@ -180,6 +180,55 @@ async fn waiting_costs_no_turns_of_the_loop_when_the_client_is_there() {
     assert_eq!(client.answer().await.text(), "done");
 }
 
+/// Of two requests of one bucket the second waits; its client leaves, and Discord must not see it.
+async fn leaves_while_it_waits(waiting: &[u8]) {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut first = Client::connect(node.address()).await;
+    first.send("POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}").await;
+    let arrival = upstream.next().await;
+    let mut second = Client::connect(node.address()).await;
+    second.send(waiting).await;
+    eventually("both are open", || node.open() == 2.0).await;
+    drop(second);
+    eventually("the request is counted", || node.failures("client_closed") == 1.0).await;
+    eventually("its place is free", || node.open() == 1.0).await;
+    arrival.ok("done").await;
+    assert_eq!(first.answer().await.text(), "done");
+    first.send("POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nlast").await;
+    let arrival = upstream.next().await;
+    assert_eq!(arrival.body, b"last", "the one that left was never sent");
+    arrival.ok("done").await;
+    assert_eq!(first.answer().await.text(), "done");
+    eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_is_never_seen_by_discord_without_a_body() {
+    leaves_while_it_waits(
+        b"POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_is_never_seen_by_discord_with_its_body_unread() {
+    let head = "POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n";
+    leaves_while_it_waits(format!("{head}body here").as_bytes()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_is_never_seen_by_discord_with_a_large_body_half_sent() {
+    let head = "POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 9000000\r\n\r\n";
+    leaves_while_it_waits(&[head.as_bytes(), &[b'x'; 100_000]].concat()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_is_never_seen_by_discord_while_it_waits_to_be_told_to_continue() {
+    let head = "POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\n";
+    leaves_while_it_waits(format!("{head}content-length: 9\r\nexpect: 100-continue\r\n\r\n").as_bytes()).await;
+}
+
 /// This thread's CPU time in hundredths of a second: the whole test runs on one thread.
 fn cpu_ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();

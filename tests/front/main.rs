@@ -3,6 +3,7 @@
 mod drain;
 mod gone;
 mod heads;
+mod http2;
 mod protocol;
 #[path = "../support/mod.rs"]
 mod support;

@@ -148,3 +148,48 @@ async fn bodies_keep_their_framing_and_answers_without_a_body_end_at_their_head(
     eventually("nothing open", || node.open() == 0.0).await;
     assert_eq!(node.sum("nirn_proxy_failures_total", ""), 0.0);
 }
+
+#[tokio::test]
+async fn a_body_is_asked_for_when_the_requests_turn_has_come() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    let head = "POST /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\n";
+    client.send(format!("{head}content-length: 4\r\nexpect: 100-continue\r\n\r\n")).await;
+    assert!(client.head().await.unwrap().starts_with("HTTP/1.1 100 "));
+    client.send("body").await;
+    let arrival = upstream.next().await;
+    assert_eq!(arrival.body, b"body");
+    arrival.ok("done").await;
+    assert_eq!(client.answer().await.text(), "done");
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_is_still_uploading() {
+    let node = node_with_echo().await;
+    for head in
+        ["content-length: 3000000", "content-length: 3000000\r\nexpect: 100-continue", "transfer-encoding: chunked"]
+    {
+        let mut client = Client::connect(node.address()).await;
+        client.send(format!("POST /nirn/upload HTTP/1.1\r\nhost: a\r\n{head}\r\n\r\n")).await;
+        // Whether the node takes all of it or closes early is its business; its answer must arrive.
+        let upload = [b"2dc6c0\r\n".as_slice(), &vec![b'x'; 300_000]].concat();
+        _ = tokio::io::AsyncWriteExt::write_all(&mut client.stream, &upload).await;
+        assert_eq!(client.answer().await.status, 404, "{head}");
+    }
+}
+
+#[tokio::test]
+async fn an_ipv6_wildcard_takes_ipv4_too() {
+    let mut config = config(Upstream::echo().await);
+    config.bind_ip = std::net::Ipv6Addr::UNSPECIFIED.into();
+    // A machine without IPv6 has nothing to show here.
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    let node = Node::start_with(config, |_| {});
+    for host in ["127.0.0.1", "[::1]"] {
+        let address = format!("{host}:{}", node.address().port()).parse().unwrap();
+        assert_eq!(Client::connect(address).await.get("/nirn/healthz").await.status, 200, "{host}");
+    }
+}

@@ -1,0 +1,137 @@
+//! HTTP/2 with prior knowledge: its limits, its idle time and its drain.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::support::client::Client;
+use crate::support::upstream::Upstream;
+use crate::support::{Node, PATIENCE, config, eventually};
+
+type Sender = SendRequest<Full<Bytes>>;
+
+async fn connect(node: &Node) -> (Sender, JoinHandle<hyper::Result<()>>) {
+    let stream = TcpStream::connect(node.address()).await.unwrap();
+    let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    builder.max_header_list_size(1024 * 1024).max_frame_size(1024 * 1024);
+    let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+    (sender, tokio::spawn(connection))
+}
+
+fn get(path: &str) -> Request<Full<Bytes>> {
+    Request::get(format!("http://proxy{path}")).body(Full::default()).unwrap()
+}
+
+async fn ask(sender: &mut Sender, request: Request<Full<Bytes>>) -> Response<Incoming> {
+    timeout(PATIENCE, sender.send_request(request)).await.expect("an answer in time").unwrap()
+}
+
+async fn text(response: Response<Incoming>) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn streams_are_served_side_by_side_and_local_answers_are_the_same() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let (mut sender, _connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/channels/100000000000000001/a")));
+    let arrival = upstream.next().await;
+    assert_eq!(ask(&mut sender, get("/nirn/healthz")).await.status(), StatusCode::OK);
+    let refused = ask(&mut sender, get("/nirn/nothing")).await;
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    assert_eq!(refused.headers()["generated-by-proxy"], "true");
+    let connect = Request::connect("discord.com:443").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut sender, connect).await.status(), StatusCode::BAD_REQUEST);
+    arrival.ok("done").await;
+    assert_eq!(text(waiting.await.unwrap().unwrap()).await, "done");
+}
+
+#[tokio::test]
+async fn a_header_line_of_16_kib_passes_and_a_list_over_64_kib_is_431() {
+    let node = Node::start(Upstream::echo().await);
+    let (mut sender, _connection) = connect(&node).await;
+    let long = |size: usize| {
+        let request = Request::get("http://proxy/x").header("x-long", "x".repeat(size));
+        request.body(Full::default()).unwrap()
+    };
+    assert_eq!(ask(&mut sender, long(16 * 1024)).await.status(), StatusCode::OK);
+    assert_eq!(ask(&mut sender, long(80 * 1024)).await.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    assert_eq!(ask(&mut sender, get("/x")).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_a_waiting_one_is_not() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start_with(config(upstream.address), |daemon| daemon.limits.idle = Duration::from_millis(800));
+    let (mut sender, connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/x")));
+    let arrival = upstream.next().await;
+    tokio::time::sleep(Duration::from_millis(1_600)).await;
+    arrival.ok("late").await;
+    assert_eq!(text(waiting.await.unwrap().unwrap()).await, "late");
+    let idle = Instant::now();
+    timeout(PATIENCE, connection).await.expect("a close in time").unwrap().unwrap();
+    assert!(idle.elapsed() >= Duration::from_millis(550), "{:?}", idle.elapsed());
+}
+
+#[tokio::test]
+async fn a_drain_lets_a_stream_finish_and_then_closes_the_connection() {
+    let mut upstream = Upstream::start().await;
+    let mut node = Node::start(upstream.address);
+    let (mut sender, connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/x")));
+    let arrival = upstream.next().await;
+    node.shut_down();
+    let mut probe = Client::connect(node.address()).await;
+    assert_eq!(probe.get("/nirn/healthz").await.status, 503);
+    arrival.ok("finished").await;
+    assert_eq!(text(waiting.await.unwrap().unwrap()).await, "finished");
+    timeout(PATIENCE, connection).await.expect("a close in time").unwrap().unwrap();
+    timeout(PATIENCE, node.task).await.expect("an end in time").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_left_after_the_drains_time_gets_503() {
+    let mut upstream = Upstream::start().await;
+    let mut node =
+        Node::start_with(config(upstream.address), |daemon| daemon.limits.drain = Duration::from_millis(300));
+    let (mut sender, _connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/x")));
+    let _unanswered = upstream.next().await;
+    node.shut_down();
+    assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    timeout(PATIENCE, node.task).await.expect("an end in time").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn waiting_uploads_do_not_take_the_room_of_other_streams() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let (mut sender, _connection) = connect(&node).await;
+    let post = |path: &str| {
+        let request = Request::post(format!("http://proxy{path}"));
+        request.body(Full::new(Bytes::from(vec![b'x'; 200_000]))).unwrap()
+    };
+    let first = tokio::spawn(sender.send_request(post("/channels/100000000000000001/messages")));
+    let held = upstream.next().await;
+    let waiting: Vec<_> =
+        (0..40).map(|_| tokio::spawn(sender.send_request(post("/channels/100000000000000001/messages")))).collect();
+    eventually("all wait", || node.open() == 41.0).await;
+    let other = tokio::spawn(sender.send_request(post("/webhooks/200000000000000001/token")));
+    upstream.next().await.ok("passed").await;
+    assert_eq!(text(other.await.unwrap().unwrap()).await, "passed");
+    waiting.iter().for_each(JoinHandle::abort);
+    eventually("all but the first have left", || node.open() == 1.0).await;
+    held.ok("done").await;
+    assert_eq!(text(first.await.unwrap().unwrap()).await, "done");
+    eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
+}
