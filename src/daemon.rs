@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::front;
 use crate::front::admission::{Admission, Phase};
 use crate::front::handler::Handler;
+use crate::front::report::Report;
 use crate::front::socket::Patience;
 use crate::observe::admin;
 use crate::observe::metrics::Metrics;
@@ -75,18 +76,25 @@ pub fn bind(config: Config) -> Result<Daemon, String> {
     let proxy = listen(config.port, "PORT")?;
     let metrics = config.metrics_port.map(|port| listen(port, "METRICS_PORT")).transpose()?;
     let pprof = config.pprof_port.map(|port| listen(port, "PPROF_PORT")).transpose()?;
-    let addresses = Addresses {
-        proxy: local(&proxy)?,
-        metrics: metrics.as_ref().map(local).transpose()?,
-        pprof: pprof.as_ref().map(local).transpose()?,
-    };
+    let listeners = Listeners { proxy, metrics, pprof };
+    let addresses = listeners.addresses()?;
     let upstream = Upstream::new(&config.upstream)?;
     let scheduler = Scheduler::new(&config.scheduling, upstream);
     scheduler.check()?;
-    let handler =
-        Handler { admission: Admission::new(config.max_in_flight_requests), metrics: Metrics::new(), scheduler };
-    let listeners = Listeners { proxy, metrics, pprof };
+    let metrics = Metrics::new();
+    let (admission, report) = (Admission::new(config.max_in_flight_requests), Report::new(metrics.clone()));
+    let handler = Handler { admission, metrics, report, scheduler };
     Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler) })
+}
+
+impl Listeners {
+    fn addresses(&self) -> Result<Addresses, String> {
+        Ok(Addresses {
+            proxy: local(&self.proxy)?,
+            metrics: self.metrics.as_ref().map(local).transpose()?,
+            pprof: self.pprof.as_ref().map(local).transpose()?,
+        })
+    }
 }
 
 fn local(listener: &TcpListener) -> Result<SocketAddr, String> {

@@ -8,6 +8,7 @@ pub mod guard;
 pub mod handler;
 pub mod headers;
 pub mod link;
+pub mod report;
 pub mod socket;
 
 use std::io;

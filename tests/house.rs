@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 
 /// Decisions, as files or as folders of them: time and effects come from outside.
-const CORE: [&str; 14] = [
+const CORE: [&str; 15] = [
     "src/config",
     "src/error",
     "src/identity",
     "src/route",
+    "src/front/framing",
     "src/front/headers",
     "src/scheduler/bucket",
     "src/scheduler/budget",

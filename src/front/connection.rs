@@ -65,7 +65,7 @@ pub async fn serve(stream: TcpStream, handler: Arc<Handler>, patience: Patience,
     };
     let link = Arc::new(Link::default());
     let client = Client { writer: Arc::clone(&writer), link: Arc::clone(&link), handler, phase };
-    let framing = (!http2).then(Framing::new);
+    let framing = (!http2).then(Framing::default);
     let socket = Socket::new(reader, writer, link, sniffed, framing, patience);
     if http2 {
         client.serve_http2(socket, patience).await;

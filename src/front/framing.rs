@@ -41,12 +41,14 @@ pub struct Framing {
     conflict: Option<u64>,
 }
 
-impl Framing {
+impl Default for Framing {
     /// Starts before the first request.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { state: State::Idle, kept: [0; KEPT], length: None, chunked: false, heads: 0, conflict: None }
     }
+}
 
+impl Framing {
     /// No request has begun, and the last one is complete.
     pub fn is_idle(&self) -> bool {
         self.state == State::Idle
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
 
     fn fed_in_pieces(bytes: &[u8], size: usize) -> Framing {
-        let mut framing = Framing::new();
+        let mut framing = Framing::default();
         bytes.chunks(size).for_each(|piece| framing.feed(piece));
         framing
     }

@@ -13,6 +13,7 @@ use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
 use super::guard::Guard;
 use super::link::{End, Head, Link};
+use super::report::Report;
 use crate::clock;
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
@@ -29,8 +30,10 @@ const RESERVED: &str = "/nirn/";
 pub struct Handler {
     /// Slots and phase.
     pub admission: Admission,
-    /// Where failures are counted.
+    /// Where open requests are counted.
     pub metrics: Metrics,
+    /// Where failed ones are.
+    pub report: Report,
     /// What brings a request to Discord.
     pub scheduler: Scheduler,
 }
@@ -123,9 +126,8 @@ impl Handler {
     }
 
     fn fail(&self, error: &ProxyError, closing: bool) -> Result<Response<Body>, Gone> {
-        let reason = error.reason();
-        self.metrics.failed(reason);
-        if reason == Reason::ClientClosed {
+        self.report.failed(error);
+        if *error == ProxyError::ClientClosed {
             return Err(Gone);
         }
         let mut response = error.response().map(Body::full);
