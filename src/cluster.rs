@@ -3,3 +3,5 @@
 pub mod members;
 pub mod node;
 pub mod seal;
+pub mod seeds;
+pub mod swim;

@@ -191,6 +191,11 @@ pub struct Seed {
 pub struct Secret(String);
 
 impl Secret {
+    /// Keeps a text secret.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
     /// The text itself, for whoever derives a key from it.
     pub fn expose(&self) -> &str {
         &self.0

@@ -54,6 +54,7 @@ pub struct Members {
     sorted: Vec<Arc<Member>>,
     ranking: RendezvousNodes<KeyValueNode<Name, u16>, Pinned>,
     local: Option<u16>,
+    namesake: Option<Arc<Member>>,
     cap: usize,
 }
 
@@ -63,6 +64,11 @@ impl Members {
     /// Of two members with one name the younger counts and the other does not: a replaced node often keeps its name
     /// and changes its address, and its old self is still listed until it is found dead.
     pub fn new(epoch: u64, members: impl IntoIterator<Item = Member>, local: SocketAddr, cap: usize) -> Self {
+        let members: Vec<Member> = members.into_iter().collect();
+        let own = members.iter().find(|member| member.gossip == local);
+        let namesake = own.and_then(|own| {
+            members.iter().find(|member| member.name == own.name && member.gossip != local).cloned().map(Arc::new)
+        });
         let mut by_name: HashMap<Arc<str>, Member> = HashMap::new();
         for member in members {
             let rank = |member: &Member| (member.generation, member.gossip);
@@ -79,7 +85,7 @@ impl Members {
         let mut ranking = RendezvousNodes::new(Pinned);
         ranking.extend((0..).zip(&sorted).map(|(at, member)| KeyValueNode::new(Name(member.name.clone()), at)));
         let local = (0..).zip(&sorted).find(|(_, member)| member.gossip == local).map(|(at, _)| at);
-        Self { epoch, sorted, ranking, local, cap }
+        Self { epoch, sorted, ranking, local, namesake, cap }
     }
 
     /// Rises with every view of one process, so that an answer can be kept for as long as it holds.
@@ -95,6 +101,11 @@ impl Members {
     /// More members than CLUSTER_MAX_NODES.
     pub fn over_capacity(&self) -> bool {
         self.sorted.len() > self.cap
+    }
+
+    /// Another member that goes by this node's name.
+    pub fn namesake(&self) -> Option<&Member> {
+        self.namesake.as_deref()
     }
 
     /// Whether some member gossips from this address.

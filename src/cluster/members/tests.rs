@@ -92,6 +92,7 @@ fn of_two_members_with_one_name_the_younger_counts_on_every_node() {
     let old = Members::new(1, members.clone(), members[0].gossip, 8);
     let young = Members::new(1, members.clone(), members[1].gossip, 8);
     assert_eq!(old.list(), young.list());
+    assert_eq!((old.namesake(), young.namesake()), (Some(&members[1]), Some(&members[0])));
     assert!((0..100).all(|number| old.owner(&key(number)) != Owner::Local));
     assert!((0..100).any(|number| young.owner(&key(number)) == Owner::Local));
 }
