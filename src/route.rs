@@ -1,6 +1,29 @@
 //! What a request is for: (method, path, time) to a route, on a copy of the path.
+//!
+//! Nothing about a particular endpoint is needed for it to work: what is known here parts or joins queues until Discord
+//! names their buckets, and keeps what clients chose out of labels. The rules follow Discord's documentation of rate
+//! limits: limits count for a method, a path's shape and its top-level resource.
+
+use std::borrow::Cow;
 
 use http::Method;
+use percent_encoding::percent_decode_str;
+
+mod key;
+mod label;
+#[cfg(test)]
+mod tests;
+
+/// Milliseconds between the Unix epoch and the one that snowflakes count from, the first second of 2015.
+const DISCORD_EPOCH: u64 = 1_420_070_400_000;
+/// Messages older than this are deleted from a bucket of their own.
+const OLD_MS: u64 = 14 * 24 * 60 * 60 * 1000;
+/// So are messages younger than this.
+const NEW_MS: u64 = 10 * 1000;
+/// A segment of this length or more is no word.
+const LONG_SEGMENT: usize = 64;
+/// What the token of every interaction starts with: base64 of `interaction:`.
+const INTERACTION_TOKEN: &[u8] = b"aW50ZXJhY3Rpb246";
 
 /// A classified request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,14 +46,203 @@ pub struct Route {
     pub channel_edit: bool,
 }
 
+/// The path's first resource, if it is one that Discord treats specially.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resource {
+    Channels,
+    Guilds,
+    Webhooks,
+    Interactions,
+    Users,
+    Invites,
+    Other,
+}
+
+/// What the pass over the segments has seen.
+struct Seen<'a> {
+    template: String,
+    segments: usize,
+    resource: Resource,
+    /// The second segment, if it is an identifier.
+    id: Option<Cow<'a, [u8]>>,
+    /// The third segment of webhooks and interactions.
+    token: Option<Cow<'a, [u8]>>,
+    third_is_messages: bool,
+    /// The fourth segment, if it is a message's identifier.
+    message: Option<Cow<'a, [u8]>>,
+    /// The fourth segment is `callback`.
+    callback: bool,
+    /// Segments to go until one that is a token, as they are counted from a word that announces one.
+    token_in: Option<u8>,
+}
+
 impl Route {
     /// Classifies any method and raw path (without the query), at a time in Unix milliseconds.
-    pub fn classify(_method: &Method, _path: &str, _unix_ms: u64) -> Self {
-        todo!()
+    pub fn classify(method: &Method, path: &str, unix_ms: u64) -> Self {
+        let mut seen = Seen::new(path.len());
+        for segment in segments(path) {
+            if !seen.push(segment, method) {
+                break;
+            }
+        }
+        let Seen { mut template, segments, resource, id, token, callback, message, .. } = seen;
+        if template.is_empty() {
+            template.push('/');
+        }
+        if let Some(message) = message
+            && resource == Resource::Channels
+            && segments == 4
+            && *method == Method::DELETE
+        {
+            template.truncate(template.len() - 1);
+            template.push_str(age(&message, unix_ms));
+        }
+        let interaction = match (resource, &id, &token) {
+            (Resource::Interactions, Some(_), Some(_)) => callback && segments == 4,
+            (Resource::Webhooks, Some(_), Some(token)) => token.starts_with(INTERACTION_TOKEN),
+            _ => false,
+        };
+        let major = match (resource, &id, &token) {
+            (_, _, Some(token)) if interaction => key::of(b"interaction", &[token]),
+            (Resource::Channels, Some(id), _) => key::of(b"channel", &[id]),
+            (Resource::Guilds, Some(id), _) => key::of(b"guild", &[id]),
+            (Resource::Webhooks, Some(id), None) => key::of(b"webhook", &[id]),
+            (Resource::Webhooks, Some(id), Some(token)) => key::of(b"webhook", &[id, token]),
+            _ => 0,
+        };
+        let key = key::of(method.as_str().as_bytes(), &[template.as_bytes(), &major.to_ne_bytes()]);
+        Self {
+            key,
+            major,
+            provisional: if interaction { major } else { key },
+            label_key: label::key(&template),
+            template,
+            interaction,
+            path_token: interaction || (resource == Resource::Webhooks && id.is_some() && token.is_some()),
+            channel_edit: resource == Resource::Channels && id.is_some() && segments == 2 && *method == Method::PATCH,
+        }
     }
 
     /// The label for metrics and logs: the template with every identifier as `!`, at most 512 bytes.
     pub fn label(&self) -> String {
-        todo!()
+        label::of(&self.template)
+    }
+}
+
+impl<'a> Seen<'a> {
+    fn new(length: usize) -> Self {
+        Self {
+            // the longest thing a segment becomes is `!modify` for `reactions`' rest
+            template: String::with_capacity(length + 8),
+            segments: 0,
+            resource: Resource::Other,
+            id: None,
+            token: None,
+            third_is_messages: false,
+            message: None,
+            callback: false,
+            token_in: None,
+        }
+    }
+
+    /// Takes the next segment, and says whether the ones after it matter.
+    fn push(&mut self, segment: Cow<'a, [u8]>, method: &Method) -> bool {
+        let index = self.segments;
+        self.segments += 1;
+        self.template.push('/');
+        let is_token = self.token_in == Some(0);
+        self.token_in = match &*segment {
+            // wherever they stand, so that an unusual prefix does not bring a token into a template
+            word if word.eq_ignore_ascii_case(b"webhooks") || word.eq_ignore_ascii_case(b"interactions") => Some(1),
+            _ => self.token_in.and_then(|segments| segments.checked_sub(1)),
+        };
+        let identifier = is_identifier(&segment);
+        if index == 0 {
+            self.resource = Resource::of(&segment);
+        } else if self.resource == Resource::Channels && index >= 2 && *segment == *b"reactions" {
+            let modifies = matches!(*method, Method::PUT | Method::DELETE);
+            self.template.push_str(if modifies { "reactions/!modify" } else { "reactions/!/!" });
+            return false;
+        }
+        match index {
+            2 => self.third_is_messages = *segment == *b"messages",
+            3 => self.callback = *segment == *b"callback",
+            _ => {}
+        }
+        let masked = match (index, self.resource) {
+            _ if is_token => true,
+            (1, Resource::Users) => *segment != *b"@me",
+            (1, Resource::Invites) => true,
+            (0 | 1, _) => false,
+            _ => identifier,
+        };
+        self.template.push_str(if masked { "!" } else { word(&segment) });
+        match index {
+            1 if identifier => self.id = Some(segment),
+            2 if matches!(self.resource, Resource::Webhooks | Resource::Interactions) => self.token = Some(segment),
+            3 if identifier && self.third_is_messages => self.message = Some(segment),
+            _ => {}
+        }
+        true
+    }
+}
+
+impl Resource {
+    fn of(segment: &[u8]) -> Self {
+        match segment {
+            b"channels" => Self::Channels,
+            b"guilds" => Self::Guilds,
+            b"webhooks" => Self::Webhooks,
+            b"interactions" => Self::Interactions,
+            b"users" => Self::Users,
+            b"invites" => Self::Invites,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The decoded segments of a path that are not empty, without the `/api` and `/api/v<digits>` before them.
+fn segments(path: &str) -> impl Iterator<Item = Cow<'_, [u8]>> {
+    let decoded = |segment| Cow::from(percent_decode_str(segment));
+    let mut segments = path.split('/').filter(|segment| !segment.is_empty()).map(decoded);
+    let mut first = segments.next();
+    if first.as_deref() == Some(b"api") {
+        first = segments.next();
+        if first.as_deref().is_some_and(is_version) {
+            first = segments.next();
+        }
+    }
+    first.into_iter().chain(segments)
+}
+
+fn is_version(segment: &[u8]) -> bool {
+    segment.strip_prefix(b"v").is_some_and(|digits| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit))
+}
+
+/// Discord's identifiers are snowflakes: 17 to 20 digits.
+fn is_identifier(segment: &[u8]) -> bool {
+    (17..=20).contains(&segment.len()) && segment.iter().all(u8::is_ascii_digit)
+}
+
+/// A segment as it stands in a template. What could be taken for something else there (more than one segment, text that
+/// is not UTF-8) and what is too long becomes `!`.
+fn word(segment: &[u8]) -> &str {
+    match std::str::from_utf8(segment) {
+        Ok(word) if segment.len() < LONG_SEGMENT && !segment.contains(&b'/') => word,
+        _ => "!",
+    }
+}
+
+/// Which of its three buckets a deleted message counts in.
+fn age(message: &[u8], unix_ms: u64) -> &'static str {
+    let digits = message.iter().map(|digit| u64::from(digit - b'0'));
+    let id = digits.fold(0_u64, |id, digit| id.saturating_mul(10).saturating_add(digit));
+    let age = unix_ms.saturating_sub((id >> 22) + DISCORD_EPOCH);
+    if age > OLD_MS {
+        "!old"
+    } else if age < NEW_MS {
+        "!new"
+    } else {
+        "!"
     }
 }
