@@ -15,6 +15,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
@@ -25,6 +26,9 @@ use crate::config;
 
 /// A connection that is not there by then is given up, even if no attempt waits for it any more.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
+
+/// What the kernel takes of an upload beyond what is on its way.
+const UNSENT_BYTES: u32 = 128 * 1024;
 
 /// Makes connections to the one upstream. Cheap to clone.
 #[derive(Clone)]
@@ -71,7 +75,8 @@ impl Connector {
         };
         let tls = if config.https { secure(&upstream, true)? } else { None };
         let proxy_tls = proxy_uri.map(|uri| secure(uri, false)).transpose()?.flatten();
-        let timeout = config.request_timeout.min(LONGEST_CONNECT);
+        // a little more than an attempt has: what ends there is the attempt
+        let timeout = config.request_timeout.min(LONGEST_CONNECT) + Duration::from_millis(100);
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -117,6 +122,9 @@ impl Connector {
     /// A connection to the first hop: the upstream itself, or the proxy.
     async fn transport(mut self, hop: Uri) -> Result<Transport, ConnectError> {
         let tcp = self.tcp.call(hop).await.map_err(|error| ConnectError::tcp(&error))?.into_inner();
+        // otherwise megabytes wait in the kernel, and an upload seems to be through long before it is; a system that
+        // cannot do it only measures less well
+        _ = SockRef::from(&tcp).set_tcp_notsent_lowat(UNSENT_BYTES);
         match &self.plan.proxy_tls {
             None => Ok(Box::new(tcp)),
             Some((tls, name)) => {

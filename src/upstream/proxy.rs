@@ -43,9 +43,25 @@ pub(super) fn way(config: &config::Upstream, upstream: &Uri) -> Result<Way, Stri
     if !usable.is_some_and(|proxy| matches!(proxy.uri().scheme_str(), Some("http" | "https"))) {
         return Err(format!("{name} must be the URL of an http or https proxy"));
     }
-    let Some(proxy) = matcher(config.proxy.no.as_deref().unwrap_or_default()).intercept(upstream) else {
-        return Ok(Way::Direct);
-    };
+    let exceptions = exceptions(config.proxy.no.as_deref().unwrap_or_default(), upstream.port_u16(), config.https);
+    let Some(proxy) = exceptions.and_then(|no| matcher(&no).intercept(upstream)) else { return Ok(Way::Direct) };
     let proxy = Proxy { uri: proxy.uri().clone(), authorization: proxy.basic_auth().cloned() };
     Ok(if config.https { Way::Tunnel(proxy) } else { Way::Forward(proxy) })
+}
+
+/// NO_PROXY in the matcher's terms; `None` when it excepts everything. The matcher holds `*` against names only, and
+/// knows no ports: `host:port` excepts the host if that is the upstream's port.
+fn exceptions(no: &str, port: Option<u16>, https: bool) -> Option<String> {
+    let port = port.unwrap_or(if https { 443 } else { 80 });
+    let entries: Vec<_> = no.split(',').map(str::trim).collect();
+    if entries.contains(&"*") {
+        return None;
+    }
+    let hosts = entries.into_iter().filter_map(|entry| match entry.rsplit_once(':') {
+        Some((host, number)) if !host.contains(':') || host.ends_with(']') => {
+            (number.parse() == Ok(port)).then(|| host.trim_matches(['[', ']']))
+        }
+        _ => Some(entry.trim_matches(['[', ']'])),
+    });
+    Some(hosts.collect::<Vec<_>>().join(","))
 }
