@@ -155,6 +155,7 @@ async fn run(config: Config, metrics: &OnceLock<Metrics>) -> Result<(), String> 
 fn announce(config: &Config, addresses: Addresses) {
     let or_off =
         |address: Option<std::net::SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let scheme = if config.upstream.https { "https" } else { "http" };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -162,8 +163,8 @@ fn announce(config: &Config, addresses: Addresses) {
         metrics = or_off(addresses.metrics),
         pprof = or_off(addresses.pprof),
         upstream = format!("{scheme}://{}", config.upstream.authority),
-        request_timeout_ms = config.upstream.request_timeout.as_millis(),
-        queue_timeout_ms = config.scheduling.queue_timeout.as_millis(),
+        request_timeout_ms = milliseconds(config.upstream.request_timeout),
+        queue_timeout_ms = milliseconds(config.scheduling.queue_timeout),
         cluster = config.cluster.is_some(),
         overrides = config.scheduling.overrides.len(),
         "nirn-proxy is ready"
