@@ -22,6 +22,7 @@ use tokio::time::sleep;
 
 use self::handler::Handler;
 use self::socket::Patience;
+use crate::error::Throttle;
 
 /// Connections the kernel holds until they are accepted: a restart of many bots connects at once.
 const BACKLOG: i32 = 4096;
@@ -54,7 +55,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts until the future is dropped. Connections live on in tasks of their own.
 pub async fn accept(listener: TcpListener, handler: Arc<Handler>, patience: Patience) {
-    let mut pause = PAUSE;
+    let (mut pause, mut throttle) = (PAUSE, Throttle::default());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -65,7 +66,9 @@ pub async fn accept(listener: TcpListener, handler: Arc<Handler>, patience: Pati
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
                 // Most likely out of file descriptors: accepting again at once would only spin.
-                tracing::warn!(%error, "cannot accept a connection, trying again in {pause:?}");
+                if let Some(left_out) = throttle.record(std::time::Instant::now()) {
+                    tracing::warn!(%error, left_out, "cannot accept a connection");
+                }
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

@@ -1,4 +1,45 @@
 //! nirn-proxy: a clustered HTTP reverse proxy for Discord's REST API.
+//!
+//! A bot's processes share one token, and Discord counts for the token and for the IP, not for the process. This daemon
+//! stands between them and Discord: it learns the limits from Discord's answers, lets requests wait for their turn, and
+//! passes everything through byte for byte.
+//!
+//! # Three layers
+//!
+//! - **Core**: decisions. No socket, no task, no clock read, no log, no metric; what needs the time is given it.
+//!   [`config`], [`error`], [`identity`], [`route`], [`front::framing`], [`front::headers`], and in the scheduler
+//!   [`scheduler::bucket`], [`scheduler::budget`], [`scheduler::pacer`], [`scheduler::routes`], [`scheduler::signal`].
+//! - **Shell**: tokio and hyper around the cores. It moves bytes, sleeps until the instant a core named, and holds guards
+//!   whose drop is the whole clean-up: [`front`], [`scheduler`], [`upstream`], [`cluster`], [`observe`].
+//! - **Wiring**: [`daemon`] and `main`. They see everything and decide nothing.
+//!
+//! # One request
+//!
+//! 1. [`front`] accepts a connection; [`front::connection`] finds out which HTTP it speaks and serves it until either side
+//!    closes it. [`front::socket`] keeps the time limits a client has, [`front::framing`] watches the bytes for what hyper
+//!    does not tell, and [`front::link`] is what the connection's requests know of it: above all, whether it still stands.
+//! 2. [`front::handler`] walks one request. Health and refusals are answered at once; [`front::admission`] gives a slot or
+//!    refuses. From here to the last byte of its answer the request holds a [`front::guard`].
+//! 3. [`route`] says what the request is for and [`identity`] who asks, both from a look at the head alone.
+//! 4. [`front::headers`] makes the headers that go to Discord.
+//! 5. [`scheduler`] dispatches it under one deadline: the credential's state, the invalid-request budget, the turn in the
+//!    bucket's queue, the bucket's model, the global limit; then [`upstream`] sends it, and what the answer's headers say
+//!    is learned. A 429 that can be repeated within the deadline goes round again and keeps its place, with its body from
+//!    [`scheduler::replay`]. The turn is given on at the headers: a slow body holds nobody up.
+//! 6. The answer's head goes back through [`front::headers`], and its body as a [`front::body`], which carries the guard
+//!    and the deadline. A body past its deadline is cut, never ended as if it were whole.
+//!
+//! # A client that goes away
+//!
+//! Dropping the future of a request is the whole of its clean-up, wherever it is: its place in the queue, its slot and its
+//! gauge are given back, and Discord never sees a request that was still waiting. An attempt that was sent still runs to its
+//! headers, so that what Discord counted is learned. A client that closes its sending half while it waits counts as gone:
+//! from a socket the two cannot be told apart.
+//!
+//! # Stopping
+//!
+//! [`Daemon::run`] drains: health answers 503, new requests are refused, admitted ones finish; what is left after 15 s gets
+//! a 503, or its stream is cut.
 
 pub mod clock;
 pub mod cluster;

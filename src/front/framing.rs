@@ -1,16 +1,19 @@
 //! Follows the requests of one HTTP/1.1 connection in the bytes as they arrive.
 //!
-//! hyper parses; this only watches, for the two things hyper does not tell: whether the connection is between two
-//! requests or inside a head (RFC 9112 knows no such timer, so idleness and a slow head are told apart here), and
-//! whether a head carried both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.1: hyper drops the length and goes
-//! on). Knows no socket and no clock. Input that hyper refuses may leave it wrong: that connection ends anyway.
+//! hyper parses; this only watches, for what hyper does not tell: whether the connection is between two requests or
+//! inside a head, so that idleness and a slow head can be told apart; whether a head carries both `Content-Length` and
+//! `Transfer-Encoding` (RFC 9112, 6.1; hyper drops the length and goes on); and whether a target has a fragment, which
+//! none may have (RFC 9112, 3.2; hyper cuts it off). Knows no socket and no clock. Input that hyper refuses may leave it
+//! wrong: that connection ends anyway.
 
 /// Where in the stream of requests the next byte falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Before a request line; blank lines here are skipped.
     Idle,
-    /// Within a head; `line` bytes of the current line were seen.
+    /// Within a request line, after its method or not.
+    RequestLine { method: bool },
+    /// Within the header lines; `line` bytes of the current line were seen.
     Head { line: usize },
     /// Within a body of known length.
     Body { left: u64 },
@@ -22,6 +25,15 @@ enum State {
     Trailer { line: usize },
     /// The rest cannot be told.
     Lost,
+}
+
+/// What makes a request unfit to be forwarded although hyper takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Both `Content-Length` and `Transfer-Encoding`: where it ends is anybody's guess.
+    TwoLengths,
+    /// A fragment in its target.
+    Fragment,
 }
 
 /// The longest name looked for, with its colon.
@@ -38,13 +50,22 @@ pub struct Framing {
     length: Option<u64>,
     chunked: bool,
     heads: u64,
-    conflict: Option<u64>,
+    fragment: bool,
+    fault: Option<(u64, Fault)>,
 }
 
 impl Default for Framing {
     /// Starts before the first request.
     fn default() -> Self {
-        Self { state: State::Idle, kept: [0; KEPT], length: None, chunked: false, heads: 0, conflict: None }
+        Self {
+            state: State::Idle,
+            kept: [0; KEPT],
+            length: None,
+            chunked: false,
+            heads: 0,
+            fragment: false,
+            fault: None,
+        }
     }
 }
 
@@ -56,7 +77,7 @@ impl Framing {
 
     /// A head has begun and is not complete.
     pub fn in_head(&self) -> bool {
-        matches!(self.state, State::Head { .. })
+        matches!(self.state, State::RequestLine { .. } | State::Head { .. })
     }
 
     /// How many whole heads were seen.
@@ -64,9 +85,9 @@ impl Framing {
         self.heads
     }
 
-    /// The ordinal (from 1) of the first request whose head had both a length and a transfer coding.
-    pub fn conflict(&self) -> Option<u64> {
-        self.conflict
+    /// The first request with a fault: its ordinal, from 1. What comes after it is not followed.
+    pub fn fault(&self) -> Option<(u64, Fault)> {
+        self.fault
     }
 
     /// Takes the next bytes.
@@ -74,6 +95,7 @@ impl Framing {
         while !bytes.is_empty() {
             bytes = match self.state {
                 State::Idle => self.idle(bytes),
+                State::RequestLine { method } => self.request_line(bytes, method),
                 State::Head { line } => self.head(bytes, line),
                 State::Body { left } => self.skip(bytes, left, |left| State::Body { left }, State::Idle),
                 State::ChunkSize { size, digits } => self.chunk_size(bytes, size, digits),
@@ -91,12 +113,28 @@ impl Framing {
         match bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n')) {
             None => &[],
             Some(start) => {
-                self.state = State::Head { line: 0 };
+                self.state = State::RequestLine { method: false };
                 self.length = None;
                 self.chunked = false;
+                self.fragment = false;
                 &bytes[start..]
             }
         }
+    }
+
+    fn request_line<'a>(&mut self, bytes: &'a [u8], mut method: bool) -> &'a [u8] {
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let (piece, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
+        for byte in piece {
+            match byte {
+                b' ' => method = true,
+                // In a method it is just a letter.
+                b'#' if method => self.fragment = true,
+                _ => {}
+            }
+        }
+        self.state = if end.is_some() { State::Head { line: 0 } } else { State::RequestLine { method } };
+        rest
     }
 
     fn head<'a>(&mut self, bytes: &'a [u8], seen: usize) -> &'a [u8] {
@@ -138,12 +176,15 @@ impl Framing {
 
     fn head_ends(&mut self) {
         self.heads += 1;
+        let two_lengths = self.chunked && self.length.is_some();
+        let fragment = self.fragment.then_some(Fault::Fragment);
+        if let Some(fault) = two_lengths.then_some(Fault::TwoLengths).or(fragment) {
+            self.fault = Some((self.heads, fault));
+            self.state = State::Lost;
+            return;
+        }
         self.state = match (self.chunked, self.length) {
-            (true, Some(_)) => {
-                self.conflict.get_or_insert(self.heads);
-                State::Lost
-            }
-            (true, None) => State::ChunkSize { size: 0, digits: true },
+            (true, _) => State::ChunkSize { size: 0, digits: true },
             (false, None | Some(0)) => State::Idle,
             (false, Some(left)) => State::Body { left },
         };
@@ -223,7 +264,7 @@ mod tests {
         for size in 1..=stream.len() {
             let framing = fed_in_pieces(stream, size);
             assert!(framing.is_idle(), "pieces of {size}: {framing:?}");
-            assert_eq!((framing.heads, framing.conflict()), (5, None), "pieces of {size}");
+            assert_eq!((framing.heads, framing.fault()), (5, None), "pieces of {size}");
         }
     }
 
@@ -245,8 +286,17 @@ mod tests {
         ] {
             for size in 1..=head.len() {
                 let first = "GET / HTTP/1.1\r\n\r\n".to_owned() + head;
-                assert_eq!(fed_in_pieces(first.as_bytes(), size).conflict(), Some(2), "{head} in pieces of {size}");
+                let fault = fed_in_pieces(first.as_bytes(), size).fault();
+                assert_eq!(fault, Some((2, Fault::TwoLengths)), "{head} in pieces of {size}");
             }
+        }
+    }
+
+    #[test]
+    fn a_fragment_is_a_fault_in_the_target_only() {
+        for size in 1..40 {
+            let framing = fed_in_pieces(b"G#T / HTTP/1.1\r\nX: #\r\n\r\nGET /a#b HTTP/1.1\r\n\r\n", size);
+            assert_eq!(framing.fault(), Some((2, Fault::Fragment)), "pieces of {size}");
         }
     }
 
@@ -254,10 +304,10 @@ mod tests {
     fn a_body_that_looks_like_a_head_is_a_body() {
         let body = "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n";
         let request = format!("POST / HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-        assert_eq!(fed_in_pieces(request.as_bytes(), 7).conflict(), None);
+        assert_eq!(fed_in_pieces(request.as_bytes(), 7).fault(), None);
         let request =
             format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
         let framing = fed_in_pieces(request.as_bytes(), 11);
-        assert!(framing.conflict().is_none() && framing.is_idle());
+        assert!(framing.fault().is_none() && framing.is_idle());
     }
 }

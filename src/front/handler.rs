@@ -11,8 +11,9 @@ use hyper::body::Incoming;
 
 use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
+use super::framing::Fault;
 use super::guard::Guard;
-use super::link::{End, Head, Link};
+use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
 use crate::error::{ProxyError, Reason};
@@ -57,15 +58,12 @@ impl Handler {
     ///
     /// When the client went away before there was an answer.
     pub async fn handle(&self, request: Request<Incoming>, link: Arc<Link>) -> Result<Response<Body>, Gone> {
-        let head = link.request();
+        let fault = link.request();
         let path = request.uri().path();
         if path == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(self.health());
         }
-        let refusal = refusal(&request, head);
-        // Where a contradictory request ends is anybody's guess, so nothing is read after it.
-        let closing = head == Head::Conflicting;
-        let admitted = match refusal {
+        let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
             None => self.admission.admit(),
         };
@@ -75,7 +73,8 @@ impl Handler {
         };
         match result {
             Ok(response) => Ok(response),
-            Err(error) => self.fail(&error, closing),
+            // What follows a faulty request is not followed, so it is not read either.
+            Err(error) => self.fail(&error, fault.is_some()),
         }
     }
 
@@ -139,12 +138,16 @@ impl Handler {
 }
 
 /// What is answered here whatever the proxy's state.
-fn refusal(request: &Request<Incoming>, head: Head) -> Option<ProxyError> {
+fn refusal(request: &Request<Incoming>, fault: Option<Fault>) -> Option<ProxyError> {
+    match fault {
+        Some(Fault::TwoLengths) => {
+            return Some(ProxyError::BadRequest("a request has a Content-Length or a Transfer-Encoding, not both"));
+        }
+        Some(Fault::Fragment) => return Some(ProxyError::BadRequest("a request's target has no fragment")),
+        None => {}
+    }
     if request.uri().path().starts_with(RESERVED) {
         return Some(ProxyError::UnknownEndpoint);
-    }
-    if head == Head::Conflicting {
-        return Some(ProxyError::BadRequest("a request has a Content-Length or a Transfer-Encoding, not both"));
     }
     if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
         return Some(ProxyError::BadRequest("protocol upgrades are not proxied"));

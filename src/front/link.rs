@@ -1,10 +1,13 @@
 //! What the requests of one client connection share: whether it still stands, and what its socket was seen to do.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use super::framing::Fault;
 
 /// Why a connection's requests must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +28,7 @@ pub struct Link {
     state: AtomicU8,
     ended: Notify,
     requests: AtomicU64,
-    conflict: AtomicU64,
+    fault: OnceLock<(u64, Fault)>,
     active: AtomicUsize,
     deadlines: Mutex<Vec<Instant>>,
 }
@@ -63,10 +66,10 @@ impl Link {
         }
     }
 
-    /// Counts a request in; its head may have been contradictory.
-    pub fn request(&self) -> Head {
+    /// Counts a request in, and tells what its bytes said that hyper did not.
+    pub fn request(&self) -> Option<Fault> {
         let ordinal = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.conflict.load(Ordering::Relaxed) == ordinal { Head::Conflicting } else { Head::Sound }
+        self.fault.get().filter(|(faulty, _)| *faulty == ordinal).map(|(_, fault)| *fault)
     }
 
     /// How many requests there were.
@@ -74,9 +77,9 @@ impl Link {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Notes that the request with this ordinal (from 1) carries both a length and a transfer coding.
-    pub fn conflicts_at(&self, ordinal: u64) {
-        self.conflict.store(ordinal, Ordering::Relaxed);
+    /// Notes the first fault and the ordinal, from 1, of the request that has it.
+    pub fn faulty(&self, fault: (u64, Fault)) {
+        self.fault.get_or_init(|| fault);
     }
 
     /// Counts a request as being handled until [`Link::done`].
@@ -111,13 +114,4 @@ impl Link {
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.lock().iter().min().copied()
     }
-}
-
-/// What the bytes of a request's head said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
-    /// Nothing amiss.
-    Sound,
-    /// Both `Content-Length` and `Transfer-Encoding`.
-    Conflicting,
 }

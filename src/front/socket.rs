@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::framing::Framing;
 use super::link::Link;
 
-/// A client that takes no byte for this long is given up, if no response deadline says so earlier.
+/// A client that takes no byte for this long is given up, unless a response's deadline says when.
 const WRITE_STALL: Duration = Duration::from_secs(60);
 
 /// How long a client may take.
@@ -83,8 +83,8 @@ impl Socket {
     fn watch(&mut self, bytes: &[u8]) {
         let Some(framing) = &mut self.framing else { return };
         framing.feed(bytes);
-        if let Some(ordinal) = framing.conflict() {
-            self.link.conflicts_at(ordinal);
+        if let Some(fault) = framing.fault() {
+            self.link.faulty(fault);
         }
     }
 
@@ -151,8 +151,7 @@ impl Socket {
     /// Ready when a response that the client does not take must be given up.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.write_timer.get_or_insert_with(|| {
-            let stall = Instant::now() + WRITE_STALL;
-            Box::pin(sleep_until(self.link.next_deadline().map_or(stall, |deadline| deadline.min(stall))))
+            Box::pin(sleep_until(self.link.next_deadline().unwrap_or_else(|| Instant::now() + WRITE_STALL)))
         });
         timer.as_mut().poll(cx)
     }

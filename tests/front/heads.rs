@@ -38,6 +38,17 @@ async fn a_length_beside_a_transfer_coding_is_refused_and_the_connection_closed(
 }
 
 #[tokio::test]
+async fn a_fragment_is_refused_rather_than_cut_off() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    let answer = client.get("/channels/100000000000000001/messages?x=1#fragment").await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("fragment"));
+    assert!(upstream.is_untouched());
+}
+
+#[tokio::test]
 async fn heads_that_cannot_be_read_are_refused_and_never_forwarded() {
     let mut upstream = Upstream::start().await;
     let node = Node::start(upstream.address);
