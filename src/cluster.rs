@@ -5,3 +5,4 @@ pub mod node;
 pub mod seal;
 pub mod seeds;
 pub mod swim;
+pub mod tls;
