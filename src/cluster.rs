@@ -2,6 +2,7 @@
 
 pub mod members;
 pub mod node;
+pub mod peer;
 pub mod seal;
 pub mod seeds;
 pub mod swim;

@@ -1,0 +1,215 @@
+//! The way to the owner of a credential: HTTP/2 over TLS 1.3, certificates checked on both sides.
+//!
+//! Requests and answers are streamed with each stream's own small window, so that neither node keeps more of a body than
+//! that, and no slow one holds the others of the connection up. Proxies of the environment never apply here. The state
+//! that moves with ownership travels on connections of its own, told apart by ALPN; this protocol is [`tls::HOP`].
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderName, HeaderValue, Request, Uri, Version};
+use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::error::{ProxyError, Reason};
+use crate::scheduler::Dispatched;
+
+pub use self::listener::serve;
+
+mod listener;
+
+/// Marks a request that has made its hop: it makes no other.
+pub const HOP_HEADER: HeaderName = HeaderName::from_static("x-nirn-hop");
+
+/// For a connection to be made, the handshake included: peers are near.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a connection in use is asked whether it is alive, and how long it has to answer.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+const PING_PATIENCE: Duration = Duration::from_secs(3);
+/// What one stream may send ahead in either direction.
+const STREAM_WINDOW: u32 = 64 * 1024;
+/// What all streams of a connection may: no slow one must ever use it up.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Header blocks: what the front takes, and what HTTP/2 counts for each field on top.
+const MAX_HEADERS: u32 = 96 * 1024;
+/// At most one warning in this time about peers that cannot be reached.
+const WARNING_PAUSE: Duration = Duration::from_secs(30);
+
+/// The client to all peers. Cheap to clone; clones share their connections.
+#[derive(Clone)]
+pub struct Peers {
+    client: Client<Connector, Incoming>,
+    bound: Duration,
+    warned: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Peers {
+    /// A client that dials from `local`, so that peers see the address they know, and gives a hop `bound`:
+    /// QUEUE_TIMEOUT and REQUEST_TIMEOUT together.
+    pub fn new(tls: Arc<ClientConfig>, local: Option<IpAddr>, bound: Duration) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .http2_only(true)
+            .http2_initial_stream_window_size(STREAM_WINDOW)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_send_buf_size(STREAM_WINDOW as usize)
+            .http2_max_header_list_size(MAX_HEADERS)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .http2_keep_alive_timeout(PING_PATIENCE)
+            .build(Connector { tls: TlsConnector::from(tls), local });
+        Self { client, bound, warned: Arc::default() }
+    }
+
+    /// Sends a request on to its owner and gives the owner's answer. Dropping the future, or later the answer's body,
+    /// ends the request at the owner too.
+    ///
+    /// # Errors
+    ///
+    /// 503 when the owner cannot be reached, refuses this node, breaks off, or does not answer in time.
+    pub async fn forward(&self, to: SocketAddr, mut request: Request<Incoming>) -> Result<Dispatched, ProxyError> {
+        let unavailable = ProxyError::Unavailable(Reason::PeerError);
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        *request.uri_mut() = address(to, path).ok_or_else(|| unavailable.clone())?;
+        *request.version_mut() = Version::HTTP_2;
+        request.headers_mut().insert(HOP_HEADER, HeaderValue::from_static("1"));
+        let deadline = Instant::now() + self.bound;
+        match timeout_at(deadline, self.client.request(request)).await {
+            Ok(Ok(response)) => Ok(Dispatched { response: response.map(Into::into), deadline }),
+            Ok(Err(error)) => {
+                self.warn(to, &error);
+                Err(unavailable)
+            }
+            Err(_) => Err(unavailable),
+        }
+    }
+
+    /// Errors of the connection carry nothing of a request.
+    fn warn(&self, to: SocketAddr, error: &dyn Error) {
+        let now = Instant::now();
+        let mut warned = self.warned.lock();
+        if warned.is_none_or(|last| now - last >= WARNING_PAUSE) {
+            *warned = Some(now);
+            tracing::warn!(peer = %to, error = chain(error), "cannot reach a peer");
+        }
+    }
+}
+
+fn address(to: SocketAddr, path: PathAndQuery) -> Option<Uri> {
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Authority::try_from(to.to_string()).ok();
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).ok()
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Writing to a string cannot fail.
+        write!(text, ": {error}").ok();
+        cause = error.source();
+    }
+    text
+}
+
+/// Dials peers.
+#[derive(Clone)]
+struct Connector {
+    tls: TlsConnector,
+    local: Option<IpAddr>,
+}
+
+impl Connector {
+    async fn connect(self, uri: Uri) -> io::Result<Wire> {
+        let to: SocketAddr =
+            uri.authority().and_then(|authority| authority.as_str().parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
+        let dialled = async {
+            let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            if let Some(local) = self.local.filter(|local| local.is_ipv4() == to.is_ipv4()) {
+                socket.bind(SocketAddr::new(local, 0))?;
+            }
+            let stream = socket.connect(to).await?;
+            stream.set_nodelay(true)?;
+            self.tls.connect(ServerName::IpAddress(to.ip().into()), stream).await
+        };
+        let stream = timeout(CONNECT_PATIENCE, dialled).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        Ok(Wire(TokioIo::new(stream)))
+    }
+}
+
+impl tower_service::Service<Uri> for Connector {
+    type Response = Wire;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Wire>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// A connection to a peer.
+struct Wire(TokioIo<TlsStream<TcpStream>>);
+
+impl Connection for Wire {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Read for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl Write for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
+    }
+}
+
+#[cfg(test)]
+mod tests;
