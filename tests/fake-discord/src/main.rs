@@ -63,3 +63,17 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Result<Arguments, Strin
     }
     Ok(arguments)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_script_is_read() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/example.toml").to_owned();
+        let given = ["--listen".into(), "127.0.0.1:0".into(), file];
+        let arguments = arguments(given.into_iter()).unwrap();
+        assert_eq!((arguments.listen.port(), arguments.script.rules.len()), (0, 1));
+        assert!(super::arguments(["--unknown".into()].into_iter()).is_err());
+    }
+}

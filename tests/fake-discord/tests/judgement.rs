@@ -1,5 +1,7 @@
 //! The fake as its clients meet it.
 
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
+
 use std::time::{Duration, Instant};
 
 use fake_discord::{Action, FakeDiscord, Framing, Gate, Reply, Rule, Script, SubLimit, Verdict};
@@ -230,4 +232,28 @@ async fn headers_can_be_dropped_and_lie() {
     let answer = get(&fake, "", "/x").await;
     assert_eq!(header(&answer, "x-ratelimit-remaining"), Some("banana"));
     assert_eq!(header(&answer, "x-ratelimit-reset"), None);
+}
+
+#[tokio::test]
+async fn the_built_in_discord_sends_messages_as_libraries_expect_them() {
+    let fake = FakeDiscord::start(Script { believable: true, ..Script::default() }).await;
+    let body = "--B\r\nContent-Disposition: form-data; name=\"payload_json\"\r\n\r\n{\"content\":\"hi\"}\r\n\
+        --B\r\nContent-Disposition: form-data; name=\"files[0]\"; filename=\"a.txt\"\r\n\r\nabc\r\n--B--\r\n";
+    let head = format!(
+        "POST /api/v10/channels/100000000000000001/messages HTTP/1.1\r\nConnection: close\r\n\
+        Content-Type: multipart/form-data; boundary=B\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = exchange(&fake, head.as_bytes()).await;
+    assert_eq!(header(&answer, "x-ratelimit-remaining"), Some("4"), "{answer}");
+    let message: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!((message["content"].as_str(), message["channel_id"].as_str()), (Some("hi"), Some("100000000000000001")));
+    assert_eq!(
+        (&message["attachments"][0]["filename"], &message["attachments"][0]["size"]),
+        (&"a.txt".into(), &3.into())
+    );
+    assert!(get(&fake, "Bot a", "/api/v10/nothing").await.starts_with("HTTP/1.1 404"));
+    assert!(get(&fake, "Bot a", "/api/v10/users/404000000000000001").await.contains("10013"));
+    let webhook = "POST /api/webhooks/500000000000000001/x HTTP/1.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n";
+    assert!(exchange(&fake, format!("{webhook}{{\"content\":\"x\"}}").as_bytes()).await.starts_with("HTTP/1.1 204"));
 }
