@@ -64,7 +64,8 @@ struct Target {
 pub struct Answer {
     /// Its head, and its body still to be read.
     pub response: Response<Incoming>,
-    /// When REQUEST_TIMEOUT ends for the body.
+    /// When REQUEST_TIMEOUT ends for the body. Far away if the answer came before the upload's end: then the upload is
+    /// bounded by its progress, and the whole by the caller's own deadline.
     pub body_deadline: Instant,
 }
 

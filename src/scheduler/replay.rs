@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
@@ -22,6 +23,8 @@ use crate::upstream::{BodyError, RequestBody};
 
 mod spill;
 mod store;
+#[cfg(test)]
+mod tests;
 
 /// Bytes of one body kept in memory; beyond it a file takes them.
 pub const MEMORY_PER_BODY: usize = 256 * 1024;
@@ -33,8 +36,9 @@ pub struct Vault {
     max_body: u64,
 }
 
-/// The process-wide counters.
+/// What all bodies of the process share.
 struct Room {
+    folder: PathBuf,
     max_total: u64,
     used: AtomicU64,
     in_memory: AtomicU64,
@@ -49,7 +53,11 @@ struct Reservation {
 impl Vault {
     /// Room for bodies of up to `max_body` bytes each and `max_total` together; a `max_total` of 0 keeps none.
     pub fn new(max_body: u64, max_total: u64) -> Self {
-        let room = Room { max_total, used: AtomicU64::new(0), in_memory: AtomicU64::new(0) };
+        Self::in_folder(std::env::temp_dir(), max_body, max_total)
+    }
+
+    fn in_folder(folder: PathBuf, max_body: u64, max_total: u64) -> Self {
+        let room = Room { folder, max_total, used: AtomicU64::new(0), in_memory: AtomicU64::new(0) };
         Self { room: Arc::new(room), max_body }
     }
 
@@ -58,7 +66,7 @@ impl Vault {
         if self.max_body.min(self.room.max_total) <= MEMORY_PER_BODY as u64 {
             return Ok(());
         }
-        spill::check()
+        spill::check(&self.room.folder)
     }
 
     /// Takes a body of `declared` bytes, if the client said how many, and keeps it if the settings allow.
@@ -81,7 +89,9 @@ impl Vault {
                 return Err(ProxyError::Unavailable(Reason::RetryCaptureLimit));
             }
             if length > MEMORY_PER_BODY as u64 {
-                let made = spill::create().await.map_err(|_| ProxyError::Unavailable(Reason::RetryPreparation))?;
+                let made = spill::create(&self.room.folder)
+                    .await
+                    .map_err(|_| ProxyError::Unavailable(Reason::RetryPreparation))?;
                 file = Some(Arc::new(made));
             }
         }

@@ -18,6 +18,9 @@ use super::{SendError, failure};
 /// The progress that starts the clock anew.
 const PROGRESS_BYTES: u64 = 64 * 1024;
 
+/// Further away than any deadline of a request.
+const UNKNOWN: Duration = Duration::from_secs(48 * 60 * 60);
+
 /// What is known of an upload; shared by the attempt and the body that hyper reads.
 pub(super) struct Upload {
     state: Mutex<State>,
@@ -137,8 +140,8 @@ impl Clock {
         }
     }
 
-    /// Says when the response's body has to be there. An upload that still runs (the answer came early) stays bounded:
-    /// it is given up when it makes no progress any more.
+    /// Says when the response's body has to be there. When the answer came early and the upload still runs, that is not
+    /// known yet: the upload stays bounded by its progress, and its connection with it.
     pub(super) fn answered(self) -> Instant {
         if let Some(upload) = &self.upload
             && !upload.over()
@@ -156,7 +159,7 @@ impl Clock {
                     tokio::time::sleep_until(deadline).await;
                 }
             }));
-            return Instant::now() + self.timeout;
+            return Instant::now() + UNKNOWN;
         }
         self.deadline()
     }

@@ -83,6 +83,9 @@ impl Connector {
         tcp.set_local_address(config.outbound_ip);
         // shared out among the host's addresses, so that a dead one leaves time for the next
         tcp.set_connect_timeout(Some(timeout));
+        // a peer that stops reading after its answer is not waited for by any attempt: the kernel gives it up
+        #[cfg(target_os = "linux")]
+        tcp.set_tcp_user_timeout(Some(timeout.min(LONGEST_CONNECT)));
         tcp.set_keepalive(Some(Duration::from_secs(15)));
         Ok(Self { tcp, plan: Arc::new(Plan { way, tls, proxy_tls, timeout }) })
     }

@@ -222,3 +222,50 @@ async fn a_dropped_attempt_closes_its_connection_and_frees_its_body() {
     eventually("the connection is closed", || closed.load(Ordering::SeqCst) == 1).await;
     eventually("nothing is kept", || vault.used() == 0 && vault.in_memory() == 0).await;
 }
+
+#[tokio::test]
+async fn a_server_that_stops_reading_after_its_answer_is_given_up() {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(32 * 1024).expect("a small buffer");
+    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let listener = socket.listen(8).expect("listening");
+    let address = listener.local_addr().expect("bound");
+    let serving = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await?;
+        read_head(&mut stream).await?;
+        answer_ok(&mut stream).await?;
+        std::future::pending::<std::io::Result<()>>().await
+    });
+    let vault = vault();
+    let mut body = kept(&vault, pattern(8 << 20)).await;
+    let upstream = hasty(address, Duration::from_millis(500));
+    let answer = upstream.send(request(Method::POST, "/", "x", body.attempt().expect("a first attempt"))).await;
+    assert_eq!(text(answer.expect("an early answer")).await, "ok");
+    drop(body);
+    eventually("the body is let go", || (vault.used(), vault.in_memory()) == (0, 0)).await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn an_early_answers_body_may_follow_a_long_upload() {
+    let server = Server::start(|_, mut stream| async move {
+        let head = read_head(&mut stream).await?;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n").await?;
+        read_body(&mut stream, &head).await?;
+        stream.write_all(b"ok").await
+    })
+    .await;
+    let limit = Duration::from_millis(300);
+    let upstream = hasty(server.address, limit);
+    let (pieces, body) = Fed::new();
+    let feeding = tokio::spawn(async move {
+        for _ in 0..8 {
+            pieces.send(Ok(Bytes::from(vec![7; PIECE]))).await.expect("read on");
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let answer = send_fed(&upstream, body).await.expect("an early answer");
+    assert!(answer.body_deadline > Instant::now() + limit);
+    assert_eq!(text(answer).await, "ok");
+    feeding.await.expect("fed");
+}

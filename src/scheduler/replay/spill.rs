@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,9 +15,9 @@ pub(super) type Reading = JoinHandle<io::Result<Bytes>>;
 pub(super) type Writing = JoinHandle<io::Result<Arc<File>>>;
 
 /// Makes sure that a file can be made, written and read where TMPDIR says.
-pub(super) fn check() -> Result<(), String> {
+pub(super) fn check(folder: &Path) -> Result<(), String> {
     let probe = || -> io::Result<()> {
-        let file = tempfile::tempfile()?;
+        let file = tempfile::tempfile_in(folder)?;
         file.write_all_at(b"nirn", 0)?;
         file.read_exact_at(&mut [0; 4], 0)
     };
@@ -24,16 +25,18 @@ pub(super) fn check() -> Result<(), String> {
 }
 
 /// Makes a file that is gone with its last handle.
-pub(super) async fn create() -> io::Result<File> {
-    tokio::task::spawn_blocking(tempfile::tempfile).await.map_err(io::Error::other)?
+pub(super) async fn create(folder: &Path) -> io::Result<File> {
+    let folder = folder.to_owned();
+    tokio::task::spawn_blocking(move || tempfile::tempfile_in(folder)).await.map_err(io::Error::other)?
 }
 
-/// Starts to write `chunks` at `offset`, to a new file if there is none.
-pub(super) fn write(file: Option<Arc<File>>, mut offset: u64, chunks: Vec<Bytes>) -> Writing {
+/// Starts to write `chunks` at `offset`, to a new file in `folder` if there is none.
+pub(super) fn write(file: Option<Arc<File>>, folder: &Path, mut offset: u64, chunks: Vec<Bytes>) -> Writing {
+    let folder = folder.to_owned();
     tokio::task::spawn_blocking(move || {
         let file = match file {
             Some(file) => file,
-            None => Arc::new(tempfile::tempfile()?),
+            None => Arc::new(tempfile::tempfile_in(folder)?),
         };
         for chunk in chunks {
             file.write_all_at(&chunk, offset)?;

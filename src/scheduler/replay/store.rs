@@ -200,6 +200,12 @@ impl Store {
         all.freeze()
     }
 
+    /// Pieces of the log in memory.
+    #[cfg(test)]
+    pub(super) fn segments(&self) -> usize {
+        self.chunks.len() + usize::from(!self.small.is_empty())
+    }
+
     fn advance(&mut self, position: u64, bytes: usize) {
         let position = position + bytes as u64;
         self.position = Some(position);
@@ -270,7 +276,7 @@ impl Store {
     fn spill(&mut self) {
         self.gather();
         let chunks = self.chunks.drain(..).collect();
-        let task = spill::write(self.file.clone(), self.in_file, chunks);
+        let task = spill::write(self.file.clone(), &self.reservation.room.folder, self.in_file, chunks);
         self.writing = Some(task);
     }
 
