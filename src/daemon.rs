@@ -177,3 +177,19 @@ async fn first_failure(tasks: &mut JoinSet<()>) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_background_task_that_ends_is_told_and_one_that_was_stopped_is_not() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(pending()).abort();
+        tasks.spawn(async { panic!("on purpose") });
+        let error = first_failure(&mut tasks).await;
+        assert!(error.starts_with("a background task failed"), "{error}");
+        tasks.spawn(async {});
+        assert_eq!(first_failure(&mut tasks).await, "a listener ended by itself");
+    }
+}

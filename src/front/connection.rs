@@ -36,7 +36,7 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How far past a response's deadline an HTTP/2 client may withhold its window before the connection is closed.
-const WINDOW_GRACE: Duration = Duration::from_secs(5);
+const WINDOW_GRACE: Duration = Duration::from_secs(2);
 /// In how many steps an HTTP/2 connection's idleness is measured: looking now and then costs its requests nothing.
 const QUARTERS: u32 = 4;
 /// For the last bytes of answers when the drain's time is up.

@@ -135,3 +135,23 @@ async fn waiting_uploads_do_not_take_the_room_of_other_streams() {
     assert_eq!(text(first.await.unwrap().unwrap()).await, "done");
     eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
 }
+
+#[tokio::test]
+async fn a_client_that_withholds_its_window_past_the_deadline_is_cut_off() {
+    let mut upstream = Upstream::start().await;
+    let mut config = config(upstream.address);
+    config.upstream.request_timeout = Duration::from_millis(500);
+    config.scheduling.request_timeout = Duration::from_millis(500);
+    let node = Node::start_with(config, |daemon| daemon.limits.idle = Duration::from_millis(800));
+    let (mut sender, connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/x")));
+    let size = 8 * 1024 * 1024;
+    let arrival = upstream.next().await;
+    arrival.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n")).await;
+    tokio::spawn(async move { while arrival.write(vec![b'x'; 256 * 1024]).await {} });
+    let unread = waiting.await.unwrap().unwrap();
+    timeout(PATIENCE, connection).await.expect("a close in time").unwrap().unwrap_err();
+    eventually("nothing is held", || node.open() == 0.0).await;
+    assert_eq!(node.failures("response_aborted"), 1.0);
+    drop(unread);
+}
