@@ -1,1 +1,159 @@
-//! Part of the front.
+//! What changes about a message on its way through: hop-by-hop fields, `Host`, `User-Agent`, forwarding fields, and the
+//! form of the target. Everything else passes as it came, in place: a header map is never rebuilt.
+
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, HOST, TRANSFER_ENCODING, UPGRADE, USER_AGENT};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
+
+use crate::error::ProxyError;
+
+/// Sent for clients that do not say who they are; Discord's edge refuses requests without it.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!(
+    "DiscordBot (https://github.com/germanoeich/nirn-proxy, ",
+    env!("CARGO_PKG_VERSION"),
+    ")"
+));
+const ZERO: HeaderValue = HeaderValue::from_static("0");
+const CHUNKED: HeaderValue = HeaderValue::from_static("chunked");
+const UPGRADES: ProxyError = ProxyError::BadRequest("protocol upgrades are not proxied");
+const TARGET: ProxyError = ProxyError::BadRequest("the request target is neither a path nor an absolute URL");
+
+/// How requests leave: what is the same for all of them.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    host: HeaderValue,
+}
+
+impl Outgoing {
+    /// For an upstream whose `Host` is this.
+    ///
+    /// # Errors
+    ///
+    /// When the authority is no header value, which no parsed one is.
+    pub fn new(authority: &Authority) -> Result<Self, String> {
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| "DISCORD_API_URL is not usable".to_owned())?;
+        Ok(Self { host })
+    }
+
+    /// Makes a client's request what Discord gets. `empty` says that it has no body.
+    ///
+    /// # Errors
+    ///
+    /// A 400 for what is not proxied: CONNECT, an upgrade, a target that is no path.
+    pub fn apply(&self, parts: &mut http::request::Parts, empty: bool) -> Result<(), ProxyError> {
+        if is_upgrade(&parts.method, &parts.headers) {
+            return Err(UPGRADES);
+        }
+        to_origin_form(&parts.method, &mut parts.uri)?;
+        let headers = &mut parts.headers;
+        remove(headers, |name| is_hop_by_hop(name) || tells_who_forwarded(name));
+        // its `100 Continue` is the proxy's own business
+        headers.remove(EXPECT);
+        headers.insert(HOST, self.host.clone());
+        if let Entry::Vacant(agent) = headers.entry(USER_AGENT) {
+            agent.insert(AGENT);
+        }
+        if parts.version == Version::HTTP_2 {
+            join_cookies(headers);
+        }
+        if !headers.contains_key(CONTENT_LENGTH) {
+            if !empty {
+                // said here because hyper takes a GET of unknown length for one without a body
+                headers.insert(TRANSFER_ENCODING, CHUNKED);
+            } else if matches!(parts.method, Method::POST | Method::PUT | Method::PATCH) {
+                // RFC 9110, 8.6: methods that anticipate content say that there is none
+                headers.insert(CONTENT_LENGTH, ZERO);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes Discord's response what a client gets.
+pub fn incoming(headers: &mut HeaderMap) {
+    // RFC 9112, 6.3: the transfer coding overrides a length, which may be a lie
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
+    remove(headers, is_hop_by_hop);
+}
+
+/// Whether a request asks for another protocol than HTTP on its connection.
+pub fn is_upgrade(method: &Method, headers: &HeaderMap) -> bool {
+    let names_upgrade = |value: &HeaderValue| options(value).any(|name| name.eq_ignore_ascii_case(b"upgrade"));
+    *method == Method::CONNECT || headers.contains_key(UPGRADE) || headers.get_all(CONNECTION).iter().any(names_upgrade)
+}
+
+/// Gives a target its origin form, `*` for OPTIONS. Its path and query stay what they are byte for byte; a URL that has
+/// no path gets the one that RFC 9112 (3.2.1) gives it.
+fn to_origin_form(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
+    let is_relative = uri.authority().is_none() && uri.scheme().is_none();
+    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    if is_relative && (target.starts_with('/') || target == "*" && *method == Method::OPTIONS) {
+        return Ok(());
+    }
+    let is_http = matches!(uri.scheme_str(), Some(scheme) if matches!(scheme, "http" | "https"));
+    if !is_http {
+        return Err(TARGET);
+    }
+    *uri = match uri.path_and_query() {
+        Some(path) if target.starts_with('/') => Uri::from(path.clone()),
+        _ => Uri::try_from(format!("/{target}")).map_err(|_| TARGET)?,
+    };
+    Ok(())
+}
+
+/// Removes `Connection`, what it names, and every field that `unwanted` picks.
+fn remove(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
+    let plain = |value: &&HeaderValue| matches!(value.as_bytes(), b"keep-alive" | b"close");
+    let named: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().filter(|value| !plain(value)).cloned().collect();
+    headers.remove(CONNECTION);
+    // neither list allocates unless there is something in it
+    let unwanted: Vec<HeaderName> = headers.keys().filter(|name| unwanted(name.as_str())).cloned().collect();
+    for name in unwanted {
+        headers.remove(name);
+    }
+    for name in named.iter().flat_map(options) {
+        if let Ok(name) = HeaderName::from_bytes(name)
+            && !frames(&name)
+        {
+            headers.remove(name);
+        }
+    }
+}
+
+/// The connection options in a value.
+fn options(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// Fields that say where a message goes and where it ends. RFC 9110 (7.6.1) forbids to name such a field in
+/// `Connection`; obeying would change the message, so it stays. What else is named goes, even `Authorization`: then
+/// the request was meant to go without it, and it is classified afterwards.
+fn frames(name: &HeaderName) -> bool {
+    *name == CONTENT_LENGTH || *name == HOST
+}
+
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(name, "connection" | "keep-alive" | "te" | "trailer" | "transfer-encoding" | "upgrade")
+        || name.starts_with("proxy-")
+}
+
+fn tells_who_forwarded(name: &str) -> bool {
+    matches!(name, "forwarded" | "x-real-ip" | "x-nirn-hop") || name.starts_with("x-forwarded-")
+}
+
+/// HTTP/2 may split cookies over lines; HTTP/1.1 has one (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (lines.next(), lines.next()) else { return };
+    let joined =
+        [first, second].into_iter().chain(lines).map(HeaderValue::as_bytes).collect::<Vec<_>>().join(&b"; "[..]);
+    if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+#[cfg(test)]
+#[path = "headers_tests.rs"]
+mod tests;
