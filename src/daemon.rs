@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::front;
 use crate::front::admission::{Admission, Phase};
 use crate::front::handler::Handler;
+use crate::front::headers::Outgoing;
 use crate::front::report::Report;
 use crate::front::socket::Patience;
 use crate::observe::admin;
@@ -78,12 +79,13 @@ pub fn bind(config: Config) -> Result<Daemon, String> {
     let pprof = config.pprof_port.map(|port| listen(port, "PPROF_PORT")).transpose()?;
     let listeners = Listeners { proxy, metrics, pprof };
     let addresses = listeners.addresses()?;
+    let outgoing = Outgoing::new(&config.upstream.authority)?;
     let upstream = Upstream::new(&config.upstream)?;
     let scheduler = Scheduler::new(&config.scheduling, upstream);
     scheduler.check()?;
     let metrics = Metrics::new();
     let (admission, report) = (Admission::new(config.max_in_flight_requests), Report::new(metrics.clone()));
-    let handler = Handler { admission, metrics, report, scheduler };
+    let handler = Handler { admission, outgoing, metrics, report, scheduler };
     Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler) })
 }
 

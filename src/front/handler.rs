@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, UPGRADE, VIA};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header};
-use hyper::body::Incoming;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
+use http::{Method, Request, Response, StatusCode, Version, header};
+use hyper::body::{Body as _, Incoming};
 
 use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
 use super::framing::Fault;
 use super::guard::Guard;
+use super::headers::{self, Outgoing};
 use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
@@ -31,6 +32,8 @@ const RESERVED: &str = "/nirn/";
 pub struct Handler {
     /// Slots and phase.
     pub admission: Admission,
+    /// How requests leave.
+    pub outgoing: Outgoing,
     /// Where open requests are counted.
     pub metrics: Metrics,
     /// Where failed ones are.
@@ -85,6 +88,10 @@ impl Handler {
         slot: Slot,
         link: &Arc<Link>,
     ) -> Result<Response<Body>, ProxyError> {
+        let (mut parts, body) = request.into_parts();
+        // First, so that what is classified is what Discord gets.
+        self.outgoing.apply(&mut parts, body.is_end_stream())?;
+        let request = Request::from_parts(parts, body);
         let route = Route::classify(request.method(), request.uri().path(), clock::unix_ms());
         let authorization = request.headers().get(header::AUTHORIZATION);
         let identity = Identity::from_authorization(authorization.map(HeaderValue::as_bytes));
@@ -99,6 +106,7 @@ impl Handler {
             Ok(Dispatched { response, deadline }) => {
                 let (mut parts, incoming) = response.into_parts();
                 parts.version = Version::HTTP_11;
+                headers::incoming(&mut parts.headers);
                 Ok(Response::from_parts(parts, Body::stream(incoming, deadline, guard)))
             }
             Err(error) => {
@@ -149,17 +157,10 @@ fn refusal(request: &Request<Incoming>, fault: Option<Fault>) -> Option<ProxyErr
     if request.uri().path().starts_with(RESERVED) {
         return Some(ProxyError::UnknownEndpoint);
     }
-    if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
+    if headers::is_upgrade(request.method(), request.headers()) {
         return Some(ProxyError::BadRequest("protocol upgrades are not proxied"));
     }
     None
-}
-
-fn asks_for_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE)
-        || headers.get_all(CONNECTION).iter().any(|value| {
-            value.as_bytes().split(|&byte| byte == b',').any(|name| name.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
-        })
 }
 
 fn error_of(end: End) -> ProxyError {

@@ -15,7 +15,6 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!(
 ));
 const ZERO: HeaderValue = HeaderValue::from_static("0");
 const CHUNKED: HeaderValue = HeaderValue::from_static("chunked");
-const UPGRADES: ProxyError = ProxyError::BadRequest("protocol upgrades are not proxied");
 const TARGET: ProxyError = ProxyError::BadRequest("the request target is neither a path nor an absolute URL");
 
 /// How requests leave: what is the same for all of them.
@@ -39,11 +38,8 @@ impl Outgoing {
     ///
     /// # Errors
     ///
-    /// A 400 for what is not proxied: CONNECT, an upgrade, a target that is no path.
+    /// A 400 for a target that is no path.
     pub fn apply(&self, parts: &mut http::request::Parts, empty: bool) -> Result<(), ProxyError> {
-        if is_upgrade(&parts.method, &parts.headers) {
-            return Err(UPGRADES);
-        }
         to_origin_form(&parts.method, &mut parts.uri)?;
         let headers = &mut parts.headers;
         remove(headers, |name| is_hop_by_hop(name) || tells_who_forwarded(name));

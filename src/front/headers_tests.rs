@@ -111,7 +111,7 @@ fn paths_and_queries_stay_byte_for_byte() {
         "/%23%EF%B8%8F%E2%83%A3",
         "/%2f%2F%zz%",
         "/a?b?c",
-        "/a{b}|^`[]",
+        "/a{b}|^[]\"",
         "/\\..\\",
         "/caf\u{e9}?\u{e9}",
         "/a:b@c;d,e!$&'()*+=~",
@@ -129,8 +129,10 @@ fn what_is_no_path_is_refused() {
     for refused in ["*", "discord.com", "discord.com:443", "ftp://discord.com/x", "x"] {
         assert_eq!(target("GET", refused), None, "{refused}");
     }
-    assert_eq!(target("GET", "/a b"), None);
-    assert_eq!(target("GET", "/a\u{7f}"), None);
+    // what the HTTP library does not take at all, and hyper answers by itself
+    for refused in ["/a b", "/a\u{7f}", "/a<b>", "/a`", "/a?<"] {
+        assert_eq!(target("GET", refused), None, "{refused}");
+    }
 }
 
 /// The HTTP library cuts a fragment off without a word, so it must be found in the bytes as they arrive.
@@ -146,9 +148,8 @@ fn upgrades_are_told_by_method_field_and_option() {
         ("GET", &[("upgrade", "h2c")]),
         ("GET", &[("connection", "keep-alive"), ("connection", "a,UPGRADE ")]),
     ] {
-        let mut parts = parts(method, "/x", lines);
-        assert!(is_upgrade(&parts.method, &parts.headers));
-        assert!(outgoing().apply(&mut parts, true).is_err());
+        let parts = parts(method, "/x", lines);
+        assert!(is_upgrade(&parts.method, &parts.headers), "{method} {lines:?}");
     }
     assert!(!is_upgrade(&Method::GET, &parts("GET", "/", &[("connection", "upgrades")]).headers));
 }
