@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use proptest::prelude::*;
 use tracing::Level;
 
 use super::table::{Accepts, VARIABLES};
@@ -170,5 +171,22 @@ fn proxies_are_known_in_both_cases_and_never_shown() {
     for bad in ["ftp://hunter2@a", "http://me:hunter2@", "hunter2 hunter2", "http://a:99999", "http://a/hunter2"] {
         let problems = read(&[("HTTPS_PROXY", bad)]).unwrap_err();
         assert!(problems.len() == 1 && !problems[0].contains("hunter2"), "{problems:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_value_panics_and_every_problem_is_one_line(
+        values in prop::collection::vec((0..VARIABLES.len(), "(.{0,12}|[0-9a-z:,@/\\[\\]. ]{0,40})"), 0..8)
+    ) {
+        let vars = values.iter().map(|(variable, value)| (VARIABLES[*variable].name.into(), value.into()));
+        if let Err(problems) = Config::from_vars(vars) {
+            for problem in problems {
+                let line = problem.to_string();
+                prop_assert!(!line.contains(char::is_control), "{line:?}");
+                let name = line.split(' ').next();
+                prop_assert!(VARIABLES.iter().any(|variable| Some(variable.name) == name));
+            }
+        }
     }
 }

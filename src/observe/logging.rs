@@ -6,9 +6,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::panic::{self, PanicHookInfo};
-use std::time::Instant;
 
-use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
@@ -16,7 +14,6 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::Log;
-use crate::error::{ProxyError, Reason, Throttle};
 
 /// The one target whose records are written. Its modules count as well.
 const TARGET: &str = "nirn_proxy";
@@ -103,32 +100,17 @@ impl<W: Write> Write for OneLine<W> {
     }
 }
 
-/// Tells an operator of failed requests: each reason at most once in 30 s.
-#[derive(Debug, Default)]
-pub struct FailureLog {
-    throttles: Mutex<[Throttle; Reason::ALL.len()]>,
-}
-
-impl FailureLog {
-    /// Logs the failure at warn if an operator must act on it and its reason was not told just now.
-    pub fn record(&self, error: &ProxyError) {
-        let reason = error.reason();
-        if !reason.needs_operator() {
-            return;
-        }
-        let told = self.throttles.lock()[reason as usize].record(Instant::now());
-        if let Some(left_out) = told {
-            tracing::warn!(reason = reason.as_str(), left_out, "a request failed: {}", error.message());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::error::{ProxyError, Reason};
+    use crate::front::report::Report;
+    use crate::observe::metrics::Metrics;
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -223,12 +205,12 @@ mod tests {
 
     #[test]
     fn failures_are_told_once_in_a_while_and_only_those_to_act_on() {
-        let failures = FailureLog::default();
+        let report = Report::new(Metrics::new());
         let (lines, _) = logged(Level::INFO, false, || {
             for _ in 0..5 {
-                failures.record(&ProxyError::Unavailable(Reason::QueueFull));
-                failures.record(&ProxyError::Upstream("connection refused".into()));
-                failures.record(&ProxyError::QueueTimeout);
+                report.failed(&ProxyError::Unavailable(Reason::QueueFull));
+                report.failed(&ProxyError::Upstream("connection refused".into()));
+                report.failed(&ProxyError::QueueTimeout);
             }
         });
         assert_eq!(lines.len(), 2, "{lines:?}");
