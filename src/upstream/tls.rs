@@ -9,7 +9,11 @@ use crate::config;
 /// The client's side: roots of the system, else those of Mozilla, and the extra ones; ALPN as the settings say.
 pub(super) fn client(config: &config::Upstream) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let native = rustls_native_certs::load_native_certs();
+    if let Some(first) = native.errors.first() {
+        tracing::warn!(errors = native.errors.len(), "not every root certificate of the system can be used: {first}");
+    }
+    roots.add_parsable_certificates(native.certs);
     if roots.is_empty() {
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }

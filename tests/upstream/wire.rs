@@ -277,3 +277,27 @@ async fn answers_that_close_their_connection_leave_no_socket_behind() {
     }
     eventually("all connections closed", || open.load(Ordering::SeqCst) == 0).await;
 }
+
+#[tokio::test]
+async fn connections_leave_from_the_outbound_address() {
+    let (peers, mut seen) = tokio::sync::mpsc::channel(1);
+    let server = Server::start(move |_, mut stream| {
+        let peers = peers.clone();
+        async move {
+            read_head(&mut stream).await?;
+            peers.send(stream.peer_addr()?.ip()).await.map_err(std::io::Error::other)?;
+            answer_ok(&mut stream).await
+        }
+    })
+    .await;
+    let outbound = "127.0.0.2".parse().expect("an address");
+    let mut settings = settings(server.address);
+    settings.outbound_ip = Some(outbound);
+    let get = || request(Method::GET, "/", "x", RequestBody::empty());
+    client(&settings).send(get()).await.expect("an answer");
+    assert_eq!(seen.recv().await, Some(outbound));
+
+    settings.outbound_ip = Some("192.0.2.1".parse().expect("an address"));
+    let message = failed(client(&settings).send(get()).await.expect_err("not ours"));
+    assert_eq!(message, "no free local port, or OUTBOUND_IP is no address of this machine");
+}
