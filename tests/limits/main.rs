@@ -1,0 +1,136 @@
+//! Limits, as bots and Discord see them kept: the cases of public reports, each named after its number.
+//!
+//! Discord is a fake that enforces what it announces; a wait is measured from its judgement of one request to the
+//! arrival of the next. Lower bounds are hard. Upper bounds leave [`SLACK`] for a busy machine.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
+
+mod buckets;
+mod global;
+mod hidden;
+mod numbers;
+mod odd_numbers;
+mod pacing;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fake_discord::{Arrival, FakeDiscord, Reply, Script};
+use nirn_proxy::config::Config;
+use support::client::{Answer, Client};
+use support::{Node, PATIENCE, config};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// What a busy machine may add to a wait.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// Less than any wait here, more than a call that does not wait.
+const AT_ONCE: Duration = Duration::from_millis(700);
+
+const CHANNEL_1: &str = "/api/v10/channels/100000000000000001";
+const CHANNEL_2: &str = "/api/v10/channels/100000000000000002";
+const GUILD: &str = "/api/v10/guilds/200000000000000001";
+
+fn ms(length: u64) -> Duration {
+    Duration::from_millis(length)
+}
+
+/// A proxy before a fake with these limits.
+async fn setup(script: Script) -> (FakeDiscord, Node) {
+    setup_with(script, |_| {}).await
+}
+
+async fn setup_with(script: Script, change: impl FnOnce(&mut Config)) -> (FakeDiscord, Node) {
+    let fake = FakeDiscord::start(script).await;
+    let mut settings = config(fake.addr);
+    change(&mut settings);
+    let node = Node::start_with(settings, |_| {});
+    (fake, node)
+}
+
+/// A queue that holds nobody longer than a second or two.
+fn impatient(config: &mut Config) {
+    config.scheduling.queue_timeout = Duration::from_secs(3);
+    config.scheduling.request_timeout = Duration::from_secs(1);
+    config.upstream.request_timeout = Duration::from_secs(1);
+}
+
+/// One call over a connection of its own; `token` is an `Authorization` value, or empty for none.
+async fn ask_with(node: SocketAddr, token: &str, method: &str, path: &str, body: &str) -> Answer {
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: proxy\r\n");
+    if !token.is_empty() {
+        write!(head, "Authorization: {token}\r\n").unwrap();
+    }
+    if !matches!(method, "GET" | "DELETE") {
+        write!(head, "Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()).unwrap();
+    }
+    let mut client = Client::connect(node).await;
+    client.send(head + "\r\n" + body).await;
+    client.answer_to(method).await
+}
+
+/// One call of bot A.
+async fn ask(node: &Node, method: &str, path: &str) -> Answer {
+    ask_with(node.address(), "Bot A", method, path, "").await
+}
+
+/// So many calls of bot A, a pause between their starts, and their answers in order.
+async fn ask_all(node: &Node, pause: Duration, calls: Vec<(&'static str, String)>) -> Vec<Answer> {
+    ask_all_as("Bot A", node.address(), pause, calls).await
+}
+
+async fn ask_all_as(
+    token: &'static str,
+    node: SocketAddr,
+    pause: Duration,
+    calls: Vec<(&'static str, String)>,
+) -> Vec<Answer> {
+    let mut tasks = JoinSet::new();
+    for (index, (method, path)) in calls.into_iter().enumerate() {
+        tasks.spawn(async move { (index, ask_with(node, token, method, &path, "").await) });
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+    }
+    let mut answers = timeout(PATIENCE * 2, tasks.join_all()).await.expect("every answer in time");
+    answers.sort_by_key(|(index, _)| *index);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+fn guilds(n: usize) -> Vec<(&'static str, String)> {
+    (0..n).map(|n| ("GET", format!("/api/v10/guilds/200000000000000{n:03}"))).collect()
+}
+
+fn statuses(answers: &[Answer]) -> Vec<u16> {
+    answers.iter().map(|answer| answer.status).collect()
+}
+
+/// From the judgement of one request to the arrival of another.
+fn wait_between(first: &Arrival, second: &Arrival) -> Duration {
+    second.at.saturating_duration_since(first.judged_at.unwrap())
+}
+
+#[track_caller]
+fn assert_within(length: Duration, from: Duration, to: Duration) {
+    assert!(length >= from, "waited {length:?}, less than {from:?}");
+    assert!(length <= to + SLACK, "waited {length:?}, longer than {to:?} and the slack");
+}
+
+/// An answer that the proxy gave by itself.
+fn is_local(answer: &Answer) -> bool {
+    answer.header("generated-by-proxy").is_some()
+}
+
+fn retry_after(answer: &Answer) -> u64 {
+    answer.header("retry-after").expect("Retry-After").parse().expect("whole seconds")
+}
+
+/// A call of `token` that Discord answers, so that it is known to be good.
+async fn warm_up(fake: &FakeDiscord, node: &Node, token: &str) {
+    fake.on("GET", "/voice/regions", vec![Reply::json(200, &serde_json::json!([]))]);
+    assert_eq!(ask_with(node.address(), token, "GET", "/api/v10/voice/regions", "").await.status, 200);
+}
