@@ -83,7 +83,7 @@ async fn a_connection_closed_while_idle_is_replaced() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_crosses_the_close_is_executed_at_most_once() {
     let executed = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&executed);
@@ -102,7 +102,7 @@ async fn a_request_that_crosses_the_close_is_executed_at_most_once() {
     .await;
     let client = client(&settings(server.address));
     let mut answered = 0;
-    for round in 1..=100 {
+    for round in 1..=300 {
         let body = kept(&vault(), pattern(5000)).await.attempt().expect("a first attempt");
         let request = request(Method::POST, "/messages", &server.host(), body);
         if let Ok(answer) = client.send(request).await {
