@@ -203,9 +203,10 @@ async fn linger(writer: &OwnedWriteHalf) {
     let stream: &TcpStream = writer.as_ref();
     let drained = async {
         let mut left = LINGER_BYTES;
-        let mut piece = [0; 4096];
         while left > 0 && stream.readable().await.is_ok() {
-            match stream.try_read(&mut piece) {
+            // Made anew for each read: what lives across an await takes its room in every connection.
+            let read = stream.try_read(&mut [0; 4096]);
+            match read {
                 Ok(0) => return,
                 Ok(read) => left = left.saturating_sub(read),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

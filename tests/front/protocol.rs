@@ -193,3 +193,48 @@ async fn an_ipv6_wildcard_takes_ipv4_too() {
         assert_eq!(Client::connect(address).await.get("/nirn/healthz").await.status, 200, "{host}");
     }
 }
+
+#[tokio::test]
+async fn a_request_reaches_discord_as_it_was_but_for_what_concerns_the_hop() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    let target = "/api/v10/channels/100000000000000001/messages/%F0%9F%91%8D//@me/?a=%20&b=?&";
+    let head = [
+        &format!("POST {target} HTTP/1.1"),
+        "Host: proxy",
+        "Connection: keep-alive, X-Private",
+        "X-Private: hop",
+        "X-Forwarded-For: 10.0.0.1",
+        "X-Nirn-Hop: 1",
+        "X-Audit-Log-Reason: caf%C3%A9",
+        "X-Twice: one",
+        "X-Twice: two",
+        "Authorization: Bot  abc",
+        "Content-Length: 4",
+    ];
+    client.send(head.join("\r\n") + "\r\n\r\nbody").await;
+    let arrival = upstream.next().await;
+    assert_eq!(arrival.line(), format!("POST {target} HTTP/1.1"));
+    let mut lines: Vec<String> = arrival.head.lines().skip(1).map(str::to_lowercase).collect();
+    lines.retain(|line| !line.is_empty() && !line.starts_with("user-agent: discordbot"));
+    lines.sort();
+    let host = format!("host: {}", upstream.address);
+    let mut expected = vec![
+        "authorization: bot  abc",
+        "content-length: 4",
+        host.as_str(),
+        "x-audit-log-reason: caf%c3%a9",
+        "x-twice: one",
+        "x-twice: two",
+    ];
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+    assert_eq!(arrival.body, b"body");
+    let answer = "HTTP/1.1 201 Created\r\nset-cookie: a=1\r\nset-cookie: b=2\r\nconnection: x-hop\r\nx-hop: 1\r\n";
+    arrival.write(format!("{answer}content-length: 2\r\n\r\n{{}}")).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.text()), (201, "{}"));
+    assert_eq!(answer.all("set-cookie").collect::<Vec<_>>(), ["a=1", "b=2"]);
+    assert_eq!((answer.header("x-hop"), answer.header("connection")), (None, None));
+}
