@@ -13,6 +13,7 @@ mod odd_numbers;
 mod pacing;
 #[path = "../support/mod.rs"]
 mod support;
+mod tls;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

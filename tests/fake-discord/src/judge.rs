@@ -207,7 +207,7 @@ impl Judge {
             return Some(left);
         }
         let own = self.script.global_overrides.iter().find(|(token, _)| Some(token.as_str()) == asked.token);
-        let limit = own.map(|(_, limit)| *limit).or(self.script.global_limit)? as usize;
+        let limit = own.map(|(_, limit)| *limit).or(self.script.global_limit).filter(|limit| *limit > 0)? as usize;
         let span = Duration::from_millis(self.script.global_window_ms);
         let address = (asked.caller == 0).then_some(asked.ip);
         let rolling = self.globals.entry((asked.caller, address)).or_default();

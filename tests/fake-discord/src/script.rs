@@ -13,7 +13,7 @@ pub struct Script {
     pub rules: Vec<Rule>,
     /// Whether the rules of [`crate::believable::rules`] follow the ones above, and unknown paths are 404.
     pub believable: bool,
-    /// Calls of one token, or of one unauthenticated address, in any rolling second; `None` lifts it.
+    /// Calls of one token, or of one unauthenticated address, in any rolling second; `None` or 0 lifts it.
     pub global_limit: Option<u32>,
     /// The span of the above in milliseconds.
     pub global_window_ms: u64,
