@@ -129,6 +129,11 @@ impl Route {
     }
 }
 
+/// The token in the path of a request that [`Route::interaction`] is true for.
+pub fn interaction_token(path: &str) -> Option<Cow<'_, [u8]>> {
+    segments(path).nth(2)
+}
+
 impl<'a> Seen<'a> {
     fn new(length: usize) -> Self {
         Self {

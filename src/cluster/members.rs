@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rendezvous_hash::{KeyValueNode, NodeHasher, RendezvousNodes};
 use siphasher::sip::SipHasher13;
@@ -133,6 +135,48 @@ impl Members {
             Some(_) if place == self.local => Owner::Local,
             Some(member) => Owner::Peer(member.clone()),
         }
+    }
+}
+
+/// How long a node still serves what it owned, when a hop comes from a peer that has not heard of the change: gossip
+/// takes half a second to reach everybody.
+const GRACE: Duration = Duration::from_secs(2);
+/// Former views that are kept at most.
+const FORMER: usize = 16;
+
+/// The view in force and those it replaced a moment ago.
+#[derive(Debug)]
+pub struct View {
+    members: Arc<Members>,
+    former: Vec<(Instant, Arc<Members>)>,
+}
+
+impl View {
+    /// A first view.
+    pub fn new(members: Members) -> Self {
+        Self { members: Arc::new(members), former: Vec::new() }
+    }
+
+    /// The view that comes after this one.
+    pub fn followed_by(&self, members: Members, now: Instant) -> Self {
+        let mut former = self.former.clone();
+        former.retain(|&(until, _)| until > now);
+        former.truncate(FORMER - 1);
+        former.push((now + GRACE, self.members.clone()));
+        Self { members: Arc::new(members), former }
+    }
+
+    /// Whether this node owned a key a moment ago.
+    pub fn owned(&self, key: &Key, now: Instant) -> bool {
+        self.former.iter().any(|(until, members)| *until > now && members.owner(key) == Owner::Local)
+    }
+}
+
+impl Deref for View {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        &self.members
     }
 }
 

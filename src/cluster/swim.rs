@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::members::{Member, Members};
+use super::members::{Member, Members, View};
 use super::node::{Event, MAX_DATAGRAM, Node};
 use super::seal::{Opened, Seal};
 use super::seeds::{self, Found};
@@ -45,42 +46,67 @@ pub struct Settings {
     pub cap: usize,
 }
 
+impl Settings {
+    /// What the publisher begins with: this node alone.
+    pub fn first_view(&self) -> View {
+        View::new(self.view(1, vec![self.local.clone()]))
+    }
+
+    fn view(&self, epoch: u64, members: Vec<Member>) -> Members {
+        Members::new(epoch, members, self.local.gossip, self.cap)
+    }
+}
+
 /// A node's part in the gossip. Dropped, it falls silent without a farewell.
 pub struct Gossip {
-    members: watch::Receiver<Arc<Members>>,
+    members: watch::Receiver<Arc<View>>,
     leave: mpsc::Sender<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
-/// Binds the gossip's socket.
+/// Binds the gossip's socket; `::` takes IPv4 too. Call it within a runtime.
 ///
 /// # Errors
 ///
 /// When the address cannot be had, naming CLUSTER_PORT.
-pub async fn listen(ip: IpAddr, port: u16) -> Result<UdpSocket, String> {
+pub fn listen(ip: IpAddr, port: u16) -> Result<UdpSocket, String> {
     let address = SocketAddr::new(ip, port);
-    UdpSocket::bind(address).await.map_err(|error| format!("CLUSTER_PORT: cannot listen on {address} (udp): {error}"))
+    bind(address).map_err(|error| format!("CLUSTER_PORT: cannot listen on {address} (udp): {error}"))
+}
+
+fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    UdpSocket::from_std(socket.into())
 }
 
 impl Gossip {
-    /// Joins the cluster, or begins it if this node is one of its seeds.
+    /// Joins the cluster, or begins it if this node is one of its seeds; the members are published as they change.
     ///
     /// # Errors
     ///
     /// When no seed answers within 10 s, the cluster has too many members, or another member has this node's name.
-    pub async fn join(settings: Settings, socket: UdpSocket) -> Result<Self, String> {
+    pub async fn join(
+        settings: Settings,
+        socket: UdpSocket,
+        publish: watch::Sender<Arc<View>>,
+    ) -> Result<Self, String> {
         let bound = socket.local_addr().map_err(|error| format!("CLUSTER_PORT: {error}"))?;
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).map_err(|_| "the system has no randomness to give".to_owned())?;
         let node = Node::new(&settings.local, u64::from_ne_bytes(random), Instant::now().into_std());
         let seal = Seal::new(settings.secret.expose().as_bytes())?;
-        let (publish, members) = watch::channel(Arc::new(view(1, node.members(), &settings)));
+        let members = publish.subscribe();
         let (leave, orders) = mpsc::channel(1);
         let variable = seeds::variable(&settings.seeds);
         let (found_sender, mut found) = watch::channel(Found::default());
         let mut warned = None;
         let advertised = settings.local.gossip;
-        let task = Task { settings, socket, node, seal, publish, found: found_sender, bound, epoch: 1 };
+        let task = Task { settings, socket, node, seal, publish, found: found_sender, bound };
         let gossip = Self { members, leave, task: tokio::spawn(async move { task.run(orders, &mut warned).await }) };
         match gossip.joined(&mut found, variable, advertised, bound).await {
             Ok(()) => Ok(gossip),
@@ -91,8 +117,16 @@ impl Gossip {
         }
     }
 
+    /// Waits for what must not happen while the node runs: that the gossip ends.
+    pub async fn ended(&mut self) -> String {
+        match (&mut self.task).await {
+            Ok(()) => "the gossip ended by itself".to_owned(),
+            Err(error) => format!("the gossip failed: {error}"),
+        }
+    }
+
     /// The members, as they change.
-    pub fn members(&self) -> watch::Receiver<Arc<Members>> {
+    pub fn members(&self) -> watch::Receiver<Arc<View>> {
         self.members.clone()
     }
 
@@ -173,19 +207,14 @@ fn unanswered(variable: &str, found: &Found) -> String {
     text + "; CLUSTER_SECRET must be the same on every node, clocks within 30 s, and CLUSTER_PORT open for udp"
 }
 
-fn view(epoch: u64, members: Vec<Member>, settings: &Settings) -> Members {
-    Members::new(epoch, members, settings.local.gossip, settings.cap)
-}
-
 struct Task {
     settings: Settings,
     socket: UdpSocket,
     node: Node,
     seal: Seal,
-    publish: watch::Sender<Arc<Members>>,
+    publish: watch::Sender<Arc<View>>,
     found: watch::Sender<Found>,
     bound: SocketAddr,
-    epoch: u64,
 }
 
 impl Task {
@@ -272,9 +301,9 @@ impl Task {
             tell(&event);
         }
         if let Some(members) = self.node.members_if_changed() {
-            self.epoch += 1;
-            let now = view(self.epoch, members, &self.settings);
-            let before = self.publish.send_replace(Arc::new(now));
+            let former = self.publish.borrow().clone();
+            let now = self.settings.view(former.epoch() + 1, members);
+            let before = self.publish.send_replace(Arc::new(former.followed_by(now, Instant::now().into_std())));
             let now = self.publish.borrow();
             if now.over_capacity() && !before.over_capacity() {
                 let (count, cap) = (now.list().len(), self.settings.cap);

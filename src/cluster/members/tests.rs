@@ -98,6 +98,23 @@ fn of_two_members_with_one_name_the_younger_counts_on_every_node() {
 }
 
 #[test]
+fn what_a_node_owned_it_serves_a_moment_longer_and_no_more() {
+    let local = member(1).gossip;
+    let first = View::new(Members::new(1, [member(1)], local, 8));
+    let now = Instant::now();
+    let second = first.followed_by(Members::new(2, [member(1), member(2)], local, 8), now);
+    let lost = (0..100).map(key).find(|key| second.owner(key) != Owner::Local).unwrap();
+    assert!(!first.owned(&lost, now), "what it owns is no former thing");
+    assert!(second.owned(&lost, now));
+    assert!(!second.owned(&lost, now + GRACE));
+    let mut view = second;
+    for epoch in 3..100 {
+        view = view.followed_by(Members::new(epoch, [member(1), member(2)], local, 8), now);
+        assert!(view.former.len() <= FORMER);
+    }
+}
+
+#[test]
 fn an_owner_among_32_is_found_in_little_time() {
     let view = view((1..=32).map(member));
     let keys: Vec<Key> = (0..1_000).map(key).collect();

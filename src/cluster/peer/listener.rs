@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{CONNECTION_WINDOW, MAX_HEADERS, PING_INTERVAL, PING_PATIENCE, STREAM_WINDOW};
-use crate::cluster::members::Members;
+use crate::cluster::members::View;
 use crate::cluster::tls;
 
 /// For a handshake.
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub async fn serve<H, F, B, E>(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
-    members: watch::Receiver<Arc<Members>>,
+    members: watch::Receiver<Arc<View>>,
     mut closing: watch::Receiver<bool>,
     handle: H,
 ) where
@@ -82,7 +82,7 @@ pub async fn serve<H, F, B, E>(
 async fn shake_hands(
     acceptor: TlsAcceptor,
     stream: TcpStream,
-    members: &watch::Receiver<Arc<Members>>,
+    members: &watch::Receiver<Arc<View>>,
 ) -> Option<TlsStream<TcpStream>> {
     let from = stream.peer_addr().ok()?.ip().to_canonical();
     stream.set_nodelay(true).ok()?;

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::*;
-use crate::cluster::members::{Member, Members};
+use crate::cluster::members::{Member, Members, View};
 use crate::cluster::tls::tests::{Ca, NOW};
 use crate::cluster::tls::{HOP, Pem, Tls, configure};
 
@@ -36,7 +36,7 @@ where
     let listener = TcpListener::bind((HOME, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let member = Member { name: "one".into(), gossip: address, peer_port: address.port(), generation: 0 };
-    let (_, members) = watch::channel(Arc::new(Members::new(1, [member], address, 32)));
+    let (_, members) = watch::channel(Arc::new(View::new(Members::new(1, [member], address, 32))));
     let (closing, closed) = watch::channel(false);
     let handle = move |request| {
         let answer = handle(request);

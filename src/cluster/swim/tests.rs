@@ -6,7 +6,7 @@ use crate::config::{Secret, Seed, Seeds};
 const SECRET: &str = "a secret of at least 32 characters";
 
 async fn socket() -> (UdpSocket, SocketAddr) {
-    let socket = listen(IpAddr::from([127, 0, 0, 1]), 0).await.unwrap();
+    let socket = listen(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
     let address = socket.local_addr().unwrap();
     (socket, address)
 }
@@ -27,14 +27,19 @@ async fn counts(gossip: &Gossip, count: usize) {
     timeout(Duration::from_secs(10), reached).await.expect("in time").unwrap();
 }
 
+async fn join(settings: Settings, socket: UdpSocket) -> Result<Gossip, String> {
+    let (publish, _) = watch::channel(Arc::new(settings.first_view()));
+    Gossip::join(settings, socket, publish).await
+}
+
 async fn first() -> (Gossip, SocketAddr) {
     let (socket, address) = socket().await;
-    (Gossip::join(settings("first", address, &[address], SECRET), socket).await.unwrap(), address)
+    (join(settings("first", address, &[address], SECRET), socket).await.unwrap(), address)
 }
 
 async fn next(name: &str, seed: SocketAddr) -> Result<Gossip, String> {
     let (socket, address) = socket().await;
-    Gossip::join(settings(name, address, &[seed], SECRET), socket).await
+    join(settings(name, address, &[seed], SECRET), socket).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +75,7 @@ async fn a_name_in_use_and_a_wrong_secret_stop_the_start_after_10_s() {
     let (_one, seed) = first().await;
     let foreign = async {
         let (socket, address) = socket().await;
-        Gossip::join(settings("other", address, &[seed], "another secret of 32 characters.."), socket).await
+        join(settings("other", address, &[seed], "another secret of 32 characters.."), socket).await
     };
     let noise = async {
         let (socket, _) = socket().await;
