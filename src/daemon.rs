@@ -2,18 +2,22 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::cluster::{self, Cluster, Joining, peer, swim::Gossip};
 use crate::config::Config;
 use crate::front;
 use crate::front::admission::{Admission, Phase};
-use crate::front::handler::Handler;
+use crate::front::handler::{Handler, Origin};
 use crate::front::headers::Outgoing;
+use crate::front::link::Link;
 use crate::front::report::Report;
 use crate::front::socket::Patience;
 use crate::observe::admin;
@@ -21,6 +25,8 @@ use crate::observe::metrics::Metrics;
 use crate::scheduler::Scheduler;
 use crate::upstream::Upstream;
 
+/// After a node has told the others that it leaves, so long they may go on sending what it owned.
+const HEARSAY: Duration = Duration::from_millis(500);
 /// For the last answers once the drain's time is up.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 
@@ -31,6 +37,7 @@ pub struct Daemon {
     listeners: Listeners,
     addresses: Addresses,
     handler: Arc<Handler>,
+    joining: Option<Joining>,
 }
 
 struct Listeners {
@@ -65,6 +72,8 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
     /// `/debug/pprof/`, if it is on.
     pub pprof: Option<SocketAddr>,
+    /// Where members gossip with this one and where they reach its peer listener, in a cluster.
+    pub cluster: Option<(SocketAddr, SocketAddr)>,
 }
 
 /// Binds every enabled listener. Call it within a runtime.
@@ -78,23 +87,26 @@ pub fn bind(config: Config) -> Result<Daemon, String> {
     let metrics = config.metrics_port.map(|port| listen(port, "METRICS_PORT")).transpose()?;
     let pprof = config.pprof_port.map(|port| listen(port, "PPROF_PORT")).transpose()?;
     let listeners = Listeners { proxy, metrics, pprof };
-    let addresses = listeners.addresses()?;
     let outgoing = Outgoing::new(&config.upstream.authority)?;
+    let joined = config.cluster.as_ref().map(|settings| cluster::bind(&config, settings)).transpose()?;
+    let (cluster, joining) = joined.map_or((Cluster::Alone, None), |(cluster, joining)| (cluster, Some(joining)));
+    let addresses = listeners.addresses(joining.as_ref().map(Joining::addresses))?;
     let upstream = Upstream::new(&config.upstream)?;
     let scheduler = Scheduler::new(&config.scheduling, upstream);
     scheduler.check()?;
     let metrics = Metrics::new();
     let (admission, report) = (Admission::new(config.max_in_flight_requests), Report::new(metrics.clone()));
-    let handler = Handler { admission, outgoing, metrics, report, scheduler };
-    Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler) })
+    let handler = Handler { admission, outgoing, metrics, report, scheduler, cluster };
+    Ok(Daemon { limits: Limits::default(), listeners, addresses, handler: Arc::new(handler), joining })
 }
 
 impl Listeners {
-    fn addresses(&self) -> Result<Addresses, String> {
+    fn addresses(&self, cluster: Option<(SocketAddr, SocketAddr)>) -> Result<Addresses, String> {
         Ok(Addresses {
             proxy: local(&self.proxy)?,
             metrics: self.metrics.as_ref().map(local).transpose()?,
             pprof: self.pprof.as_ref().map(local).transpose()?,
+            cluster,
         })
     }
 }
@@ -119,14 +131,14 @@ impl Daemon {
         self.handler.metrics.clone()
     }
 
-    /// Serves until `shutdown` completes, then drains; `hurry` ends it at once. Completes when every connection is
-    /// closed or the drain's time is up.
+    /// Joins the cluster, if there is one, and serves until `shutdown` completes, then drains; `hurry` ends it at once.
+    /// Completes when every connection is closed or the drain's time is up.
     ///
     /// # Errors
     ///
-    /// When a task that must live as long as the daemon ended before it.
+    /// When the cluster cannot be joined, or a task that must live as long as the daemon ended before it.
     pub async fn run(self, shutdown: impl Future<Output = ()>, hurry: impl Future<Output = ()>) -> Result<(), String> {
-        let Self { limits, listeners, handler, .. } = self;
+        let Self { limits, listeners, handler, joining, .. } = self;
         let admission = handler.admission.clone();
         // Aborted when this future is done or dropped.
         let mut tasks = JoinSet::new();
@@ -138,11 +150,27 @@ impl Daemon {
         }
         let scheduler = handler.scheduler.clone();
         tasks.spawn(async move { scheduler.sweep().await });
+        let (mut shutdown, mut hurry) = (pin!(shutdown), pin!(hurry));
+        let mut membership = None;
+        if let Some(joining) = joining {
+            let joining = join(joining, &handler, &mut tasks);
+            tokio::select! {
+                joined = joining => membership = Some(joined?),
+                () = &mut shutdown => return Ok(()),
+                () = &mut hurry => return Ok(()),
+            }
+        }
         let patience = Patience { head: limits.head, idle: limits.idle };
         let front = tasks.spawn(front::accept(listeners.proxy, handler, patience));
+        let (gossip, closing) = membership.unzip();
         let stopped = async {
             shutdown.await;
-            drain(&admission, limits.drain, || front.abort()).await;
+            let close = || {
+                front.abort();
+                // Dropped when there is nobody to tell.
+                closing.map(|closing: watch::Sender<bool>| closing.send_replace(true));
+            };
+            drain(&admission, limits.drain, gossip.as_ref(), close).await;
         };
         tokio::select! {
             biased;
@@ -154,13 +182,56 @@ impl Daemon {
     }
 }
 
+/// Serves peers, and then joins: whoever hears of this node can reach it. The sender closes the listener for peers.
+async fn join(
+    joining: Joining,
+    handler: &Arc<Handler>,
+    tasks: &mut JoinSet<()>,
+) -> Result<(Arc<Gossip>, watch::Sender<bool>), String> {
+    let mut members = joining.members();
+    let (listener, tls, joining) = joining.split();
+    let (close, closing) = watch::channel(false);
+    let served = handler.clone();
+    let handle = move |request| {
+        let handler = served.clone();
+        // A stream that its peer gives up takes its future with it, so that no link has to say so.
+        async move { handler.handle(request, Arc::new(Link::default()), Origin::Peer).await }
+    };
+    let peers = peer::serve(listener, tls, members.clone(), closing, handle);
+    let following = handler.admission.follow();
+    tasks.spawn(async move {
+        peers.await;
+        // The last answer to a peer is out.
+        drop(following);
+        pending().await
+    });
+    let metrics = handler.metrics.clone();
+    tasks.spawn(async move {
+        loop {
+            metrics.members(members.borrow_and_update().list().len());
+            if members.changed().await.is_err() {
+                pending().await
+            }
+        }
+    });
+    let gossip = Arc::new(joining.await?);
+    let watched = gossip.clone();
+    tasks.spawn(async move { watched.ended().await });
+    tracing::info!(members = handler.cluster.size(), "joined the cluster");
+    Ok((gossip, close))
+}
+
 /// Lets admitted requests finish for as long as `patience`, and ends what is left.
-async fn drain(admission: &Admission, patience: Duration, close_listener: impl FnOnce()) {
+async fn drain(admission: &Admission, patience: Duration, gossip: Option<&Arc<Gossip>>, close: impl FnOnce()) {
     let deadline = Instant::now() + patience;
     admission.advance(Phase::Draining);
+    if let Some(gossip) = gossip {
+        gossip.leave().await;
+        sleep(HEARSAY.min(patience)).await;
+    }
     // Health must go on answering, so the listener stays open for as long as there is work.
     _ = timeout_at(deadline, admission.emptied()).await;
-    close_listener();
+    close();
     // Answers may still be on their way to clients that read slowly.
     if timeout_at(deadline, admission.unfollowed()).await.is_err() {
         admission.advance(Phase::Stopping);

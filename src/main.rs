@@ -94,7 +94,6 @@ fn healthcheck() -> Result<(), Failed> {
 
 fn serve() -> Result<(), Failed> {
     let config = settings()?;
-    clustering_is_available(&config).map_err(complain)?;
     // What fails before there are metrics ends the process, so nobody would scrape it.
     let metrics: Arc<OnceLock<Metrics>> = Arc::default();
     let counted = metrics.clone();
@@ -114,14 +113,6 @@ fn serve() -> Result<(), Failed> {
 fn fatal(problem: impl std::fmt::Display) -> Failed {
     tracing::error!("{problem}");
     Failed
-}
-
-/// To go when a node can join a cluster.
-fn clustering_is_available(config: &Config) -> Result<(), &'static str> {
-    if config.cluster.is_some() {
-        return Err("CLUSTER_MEMBERS and CLUSTER_DNS: clustering is not available in this build, unset them");
-    }
-    Ok(())
 }
 
 fn runtime() -> std::io::Result<Runtime> {
@@ -165,7 +156,7 @@ fn announce(config: &Config, addresses: Addresses) {
         upstream = format!("{scheme}://{}", config.upstream.authority),
         request_timeout_ms = milliseconds(config.upstream.request_timeout),
         queue_timeout_ms = milliseconds(config.scheduling.queue_timeout),
-        cluster = config.cluster.is_some(),
+        cluster = addresses.cluster.map_or("off".to_owned(), |(gossip, peer)| format!("gossip {gossip}, peers {peer}")),
         overrides = config.scheduling.overrides.len(),
         "nirn-proxy is ready"
     );

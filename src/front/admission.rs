@@ -76,11 +76,24 @@ impl Admission {
     ///
     /// 503 while draining and when every slot is taken.
     pub fn admit(&self) -> Result<Slot, ProxyError> {
+        self.admit_until(Phase::Serving)
+    }
+
+    /// Takes a slot for what a peer sends here: also while draining, since peers go on until they have heard of it.
+    ///
+    /// # Errors
+    ///
+    /// 503 while stopping and when every slot is taken.
+    pub fn admit_hop(&self) -> Result<Slot, ProxyError> {
+        self.admit_until(Phase::Draining)
+    }
+
+    fn admit_until(&self, last: Phase) -> Result<Slot, ProxyError> {
         let before = self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
         let slot = Slot { shared: Arc::clone(&self.shared) };
         // The phase is read after the slot is taken: a drain that began earlier is seen here, one that begins later
         // counts this request in.
-        if self.phase() != Phase::Serving {
+        if self.phase() > last {
             return Err(ProxyError::Unavailable(Reason::ShuttingDown));
         }
         if before >= self.shared.max_in_flight {
@@ -138,6 +151,16 @@ mod tests {
         assert_eq!(admission.phase(), Phase::Stopping);
         assert_eq!(admission.admit().unwrap_err(), ProxyError::Unavailable(Reason::ShuttingDown));
         assert_eq!(admission.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_draining_node_still_takes_what_peers_send() {
+        let admission = Admission::new(1);
+        admission.advance(Phase::Draining);
+        assert!(admission.admit().is_err());
+        drop(admission.admit_hop().unwrap());
+        admission.advance(Phase::Stopping);
+        assert_eq!(admission.admit_hop().unwrap_err(), ProxyError::Unavailable(Reason::ShuttingDown));
     }
 
     #[tokio::test]

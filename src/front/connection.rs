@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::admission::Phase;
 use super::framing::Framing;
-use super::handler::Handler;
+use super::handler::{Handler, Origin};
 use super::link::{End, Link};
 use super::socket::{Patience, Socket};
 
@@ -103,7 +103,7 @@ impl Client {
     async fn serve_http1(mut self, socket: Socket) {
         let service = service_fn(|request: Request<Incoming>| {
             let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
-            async move { handler.handle(request, link).await }
+            async move { handler.handle(request, link, Origin::Public).await }
         });
         let phase = *self.phase.borrow_and_update();
         let connection = http1::Builder::new()
@@ -147,7 +147,7 @@ impl Client {
     async fn serve_http2(mut self, socket: Socket, patience: Patience) {
         let service = service_fn(|request: Request<Incoming>| {
             let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
-            async move { handler.handle(request, link).await }
+            async move { handler.handle(request, link, Origin::Public).await }
         });
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

@@ -17,6 +17,8 @@ use super::headers::{self, Outgoing};
 use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
+use crate::cluster::members::Owner;
+use crate::cluster::{self, Cluster};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
 use crate::observe::metrics::Metrics;
@@ -40,6 +42,17 @@ pub struct Handler {
     pub report: Report,
     /// What brings a request to Discord.
     pub scheduler: Scheduler,
+    /// Who owns a credential.
+    pub cluster: Cluster,
+}
+
+/// Where a request came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The front listener: a client.
+    Public,
+    /// The peer listener: it has made its hop, and makes no other.
+    Peer,
 }
 
 /// The client is gone: there is nobody to answer, and hyper closes the connection.
@@ -60,18 +73,26 @@ impl Handler {
     /// # Errors
     ///
     /// When the client went away before there was an answer.
-    pub async fn handle(&self, request: Request<Incoming>, link: Arc<Link>) -> Result<Response<Body>, Gone> {
+    pub async fn handle(
+        &self,
+        request: Request<Incoming>,
+        link: Arc<Link>,
+        origin: Origin,
+    ) -> Result<Response<Body>, Gone> {
         let fault = link.request();
         let path = request.uri().path();
-        if path == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
+        if origin == Origin::Peer {
+            self.metrics.routed_received();
+        } else if path == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(self.health());
         }
         let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
+            None if origin == Origin::Peer => self.admission.admit_hop(),
             None => self.admission.admit(),
         };
         let result = match admitted {
-            Ok(slot) => self.forward(request, slot, &link).await,
+            Ok(slot) => self.forward(request, slot, &link, origin).await,
             Err(error) => Err(error),
         };
         match result {
@@ -87,6 +108,7 @@ impl Handler {
         request: Request<Incoming>,
         slot: Slot,
         link: &Arc<Link>,
+        origin: Origin,
     ) -> Result<Response<Body>, ProxyError> {
         let (mut parts, body) = request.into_parts();
         // First, so that what is classified is what Discord gets.
@@ -97,9 +119,26 @@ impl Handler {
         let identity = Identity::from_authorization(authorization.map(HeaderValue::as_bytes));
         let metrics = self.metrics.route(request.method(), &route);
         let mut guard = Guard::new(slot, metrics.open(), self.metrics.clone(), Arc::clone(link));
+        let key = cluster::key(&identity, &route, request.uri().path());
+        let owner = self.cluster.owner(&key);
+        let dispatch = async {
+            match owner {
+                Owner::Local => self.scheduler.dispatch(request, &identity, &route, metrics).await,
+                Owner::Peer(peer) if origin == Origin::Public => {
+                    self.metrics.routed_sent();
+                    let answered = self.cluster.forward(&peer, request).await;
+                    answered.inspect_err(|_| self.metrics.routed_error())
+                }
+                Owner::Peer(_) if self.cluster.owned(&key) => {
+                    self.scheduler.dispatch(request, &identity, &route, metrics).await
+                }
+                Owner::Peer(_) => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
+                Owner::OverCapacity => Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
+            }
+        };
         let dispatched = tokio::select! {
             biased;
-            dispatched = self.scheduler.dispatch(request, &identity, &route, metrics) => dispatched,
+            dispatched = dispatch => dispatched,
             end = link.ended() => Err(error_of(end)),
         };
         match dispatched {
@@ -120,6 +159,9 @@ impl Handler {
 
     fn health(&self) -> Response<Body> {
         let (status, text) = match self.admission.phase() {
+            Phase::Serving if self.cluster.over_capacity() => {
+                (StatusCode::SERVICE_UNAVAILABLE, "more members than CLUSTER_MAX_NODES\n")
+            }
             Phase::Serving => (StatusCode::OK, "ok\n"),
             Phase::Draining | Phase::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
         };

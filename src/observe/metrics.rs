@@ -11,7 +11,7 @@ use http::Method;
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::error::Reason;
@@ -38,6 +38,7 @@ struct Inner {
     routed_sent: IntCounter,
     routed_received: IntCounter,
     routed_error: IntCounter,
+    members: IntGauge,
 }
 
 impl Metrics {
@@ -68,8 +69,16 @@ impl Metrics {
             routed_sent: counter("nirn_proxy_requests_routed_sent", "Requests forwarded to the peer that owns them"),
             routed_received: counter("nirn_proxy_requests_routed_received", "Requests that a peer forwarded here"),
             routed_error: counter("nirn_proxy_requests_routed_error", "Requests that could not be forwarded to a peer"),
+            members: {
+                let gauge = IntGauge::new(
+                    "nirn_proxy_cluster_members",
+                    "Nodes of the cluster as this one sees it, itself included",
+                );
+                registered(&registry, gauge)
+            },
             registry: registry.clone(),
         };
+        inner.members.set(1);
         let process = registry.register(Box::new(ProcessCollector::for_self()));
         process.expect("the process metrics have names of their own");
         Self { inner: Arc::new(inner) }
@@ -103,6 +112,11 @@ impl Metrics {
     /// Counts a request that could not be forwarded to a peer.
     pub fn routed_error(&self) {
         self.inner.routed_error.inc();
+    }
+
+    /// Tells how many nodes the cluster has, this one included.
+    pub fn members(&self, count: usize) {
+        self.inner.members.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// The content type and the body of a scrape.
