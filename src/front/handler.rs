@@ -18,6 +18,7 @@ use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
 use crate::cluster::members::Owner;
+use crate::cluster::peer::HOP_HEADER;
 use crate::cluster::{self, Cluster};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
@@ -75,15 +76,16 @@ impl Handler {
     /// When the client went away before there was an answer.
     pub async fn handle(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         link: Arc<Link>,
         origin: Origin,
     ) -> Result<Response<Body>, Gone> {
         let fault = link.request();
-        let path = request.uri().path();
+        // Where a request came in is known from the listener; what a client claims is nothing.
+        request.headers_mut().remove(HOP_HEADER);
         if origin == Origin::Peer {
             self.metrics.routed_received();
-        } else if path == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
+        } else if request.uri().path() == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(self.health());
         }
         let admitted = match refusal(&request, fault) {
