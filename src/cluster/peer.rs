@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::header::TRANSFER_ENCODING;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Request, Uri, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -55,7 +56,7 @@ const WARNING_PAUSE: Duration = Duration::from_secs(30);
 /// The client to all peers. Cheap to clone; clones share their connections.
 #[derive(Clone)]
 pub struct Peers {
-    client: Client<Connector, Incoming>,
+    client: Client<Connector, Unmeasured>,
     bound: Duration,
     warned: Arc<Mutex<Option<Instant>>>,
 }
@@ -89,9 +90,11 @@ impl Peers {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         *request.uri_mut() = address(to, path).ok_or_else(|| unavailable.clone())?;
         *request.version_mut() = Version::HTTP_2;
+        // How HTTP/1.1 would frame the body; the owner says it anew.
+        request.headers_mut().remove(TRANSFER_ENCODING);
         request.headers_mut().insert(HOP_HEADER, HeaderValue::from_static("1"));
         let deadline = Instant::now() + self.bound;
-        match timeout_at(deadline, self.client.request(request)).await {
+        match timeout_at(deadline, self.client.request(request.map(Unmeasured))).await {
             Ok(Ok(response)) => Ok(Dispatched { response: response.map(Into::into), deadline }),
             Ok(Err(error)) => {
                 self.warn(to, &error);
@@ -109,6 +112,23 @@ impl Peers {
             *warned = Some(now);
             tracing::warn!(peer = %to, error = chain(error), "cannot reach a peer");
         }
+    }
+}
+
+/// A request's body that keeps its length to itself: what the client said of it is in the headers, and hyper would add
+/// a length of 0 to requests that had none.
+struct Unmeasured(Incoming);
+
+impl Body for Unmeasured {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
     }
 }
 

@@ -18,7 +18,6 @@ use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
 use crate::cluster::members::Owner;
-use crate::cluster::peer::HOP_HEADER;
 use crate::cluster::{self, Cluster};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
@@ -52,7 +51,7 @@ pub struct Handler {
 pub enum Origin {
     /// The front listener: a client.
     Public,
-    /// The peer listener: it has made its hop, and makes no other.
+    /// The peer listener: it has made its hop, and makes no other. Only the listener tells; what a header claims is nothing.
     Peer,
 }
 
@@ -76,13 +75,11 @@ impl Handler {
     /// When the client went away before there was an answer.
     pub async fn handle(
         &self,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         link: Arc<Link>,
         origin: Origin,
     ) -> Result<Response<Body>, Gone> {
         let fault = link.request();
-        // Where a request came in is known from the listener; what a client claims is nothing.
-        request.headers_mut().remove(HOP_HEADER);
         if origin == Origin::Peer {
             self.metrics.routed_received();
         } else if request.uri().path() == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {

@@ -173,6 +173,42 @@ async fn a_forged_hop_and_datagrams_of_strangers_have_no_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_message_reaches_discord_the_same_whether_it_hops_or_not() {
+    let town = Town::new(7, unlimited()).await;
+    let nodes = three(&town).await;
+    let bare = |line: &str| format!("{line} HTTP/1.1\r\nhost: proxy\r\nauthorization: Bot token\r\n");
+    let chunked = "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
+    let known = "content-length: 11\r\nx-one: 1\r\nX-One: 2\r\n\r\nhello world";
+    let requests = [
+        bare("OPTIONS *") + "\r\n",
+        bare("POST //a%2f/../b/{x}/?") + chunked,
+        bare("PUT /api/v10/channels/100000000000000001/x?limit=1&&") + known,
+        bare("POST /empty") + "connection: x-gone\r\nx-gone: 1\r\nx-forwarded-for: 1\r\n\r\n",
+    ];
+    for request in requests {
+        for node in &nodes {
+            let mut client = support::client::Client::connect(node.address()).await;
+            client.send(&request).await;
+            assert_eq!(client.answer().await.status, 200, "{request}");
+        }
+        let arrivals = town.discord.arrivals();
+        let [.., one, two, three] = &arrivals[..] else { panic!("three arrivals") };
+        for other in [two, three] {
+            assert_eq!(one.target, other.target);
+            assert_eq!((&one.method, one.body_sha256), (&other.method, other.body_sha256), "{request}");
+            let sorted = |arrival: &fake_discord::Arrival| {
+                let mut headers = arrival.headers.clone();
+                headers.sort();
+                headers
+            };
+            assert_eq!(sorted(one), sorted(other), "{request}");
+        }
+    }
+    let sent: f64 = all(&nodes, "nirn_proxy_requests_routed_sent").await.iter().sum();
+    assert_eq!(sent, 8.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn above_the_cap_nobody_serves_until_it_is_no_longer_so() {
     let town = Town::new(5, unlimited()).await;
     let cap = [("CLUSTER_MAX_NODES", "2")];

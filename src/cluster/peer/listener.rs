@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -110,7 +110,7 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_PATIENCE)
-        .serve_connection(TokioIo::new(stream), service_fn(handle));
+        .serve_connection(TokioIo::new(stream), service_fn(move |request| handle(to_origin_form(request))));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => Some(ended),
@@ -121,4 +121,12 @@ where
         // A connection that breaks takes its requests with it; they know.
         connection.await.ok();
     }
+}
+
+/// The target as the client gave it to the entry node: `:authority` was only the way here.
+fn to_origin_form(mut request: Request<Incoming>) -> Request<Incoming> {
+    if let Some(target) = request.uri().path_and_query().cloned() {
+        *request.uri_mut() = Uri::from(target);
+    }
+    request
 }
