@@ -106,7 +106,8 @@ async fn serve(stream: TcpStream, arrivals: mpsc::Sender<Arrival>) -> Option<()>
                     Some(piece) if piece.is_empty() => return None,
                     Some(piece) => writer.write_all(&piece).await.ok()?,
                 },
-                ended = reader.fill_buf() => if ended.ok()?.is_empty() { return None },
+                // The next request, if it is not the end: this answer was complete then.
+                next = reader.fill_buf() => if next.ok()?.is_empty() { return None } else { break },
             }
         }
     }

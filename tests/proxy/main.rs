@@ -1,0 +1,9 @@
+//! What a reverse proxy promises about the messages that pass through it, byte for byte on both sides.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod broken;
+mod requests;
+mod responses;
+mod retries;
