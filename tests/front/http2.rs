@@ -155,3 +155,24 @@ async fn a_client_that_withholds_its_window_past_the_deadline_is_cut_off() {
     assert_eq!(node.failures("response_aborted"), 1.0);
     drop(unread);
 }
+
+#[tokio::test]
+async fn a_connection_that_breaks_frees_everything_its_streams_held() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let stream = std::net::TcpStream::connect(node.address()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let wire = stream.try_clone().unwrap();
+    let stream = TokioIo::new(TcpStream::from_std(stream).unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    for path in ["/channels/100000000000000001/a", "/channels/100000000000000001/a", "/channels/100000000000000002/a"] {
+        tokio::spawn(sender.send_request(get(path)));
+    }
+    let _unanswered = upstream.next().await;
+    eventually("all are open", || node.open() == 3.0).await;
+    wire.shutdown(std::net::Shutdown::Both).unwrap();
+    eventually("all are counted", || node.failures("client_closed") == 3.0).await;
+    eventually("nothing is open", || node.open() == 0.0).await;
+}

@@ -238,3 +238,15 @@ async fn a_request_reaches_discord_as_it_was_but_for_what_concerns_the_hop() {
     assert_eq!(answer.all("set-cookie").collect::<Vec<_>>(), ["a=1", "b=2"]);
     assert_eq!((answer.header("x-hop"), answer.header("connection")), (None, None));
 }
+
+#[tokio::test]
+async fn an_http_1_0_client_is_answered_and_its_connection_closed() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let mut client = Client::connect(node.address()).await;
+    client.send("GET /x HTTP/1.0\r\n\r\n").await;
+    upstream.next().await.ok("done").await;
+    let rest = client.rest_within(crate::support::PATIENCE).await.expect("a close");
+    let text = String::from_utf8(rest).unwrap();
+    assert!(text.starts_with("HTTP/1.0 200") && text.ends_with("\r\n\r\ndone"), "{text}");
+}
