@@ -152,7 +152,7 @@ impl Bucket {
                 // "An answer without headers leaves the knowledge as it was", but it may have counted.
                 Knowledge::Counted if now < self.reset_at => self.remaining = self.remaining.saturating_sub(1),
                 Knowledge::Counted => {}
-                _ if signal.limit.is_none() && signal.remaining.is_none() && signal.status.is_success() => {
+                _ if signal.limit.is_none() && signal.remaining.is_none() && tells(signal) => {
                     self.knowledge = Knowledge::Limitless;
                 }
                 _ => {}
@@ -266,6 +266,11 @@ impl Bucket {
         let announced = self.reset_at.saturating_duration_since(self.seen);
         (self.reset_at + profile.margin(now, announced)).saturating_duration_since(now)
     }
+}
+
+/// Whether an answer without limit headers means that its route has none. 429s and 5xx come without for other reasons.
+fn tells(signal: &Signal) -> bool {
+    !signal.refused() && !signal.status.is_server_error()
 }
 
 #[cfg(test)]

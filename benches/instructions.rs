@@ -1,0 +1,139 @@
+//! Instructions a request costs in the project's own code: route, identity, metrics handle, gate, budget and learning,
+//! without sockets. Counted by valgrind, so the figure is the same however busy the machine is.
+//!
+//! `cargo bench --bench instructions` needs `valgrind` (a Debian package). It fails when a figure exceeds its bound.
+
+use std::process::Command;
+use std::time::Instant;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use nirn_proxy::config::Config;
+use nirn_proxy::identity::Identity;
+use nirn_proxy::observe::metrics::Metrics;
+use nirn_proxy::route::Route;
+use nirn_proxy::scheduler::bucket::Class;
+use nirn_proxy::scheduler::client::Ask;
+use nirn_proxy::scheduler::clients::Clients;
+use nirn_proxy::scheduler::gate::Turn;
+use nirn_proxy::scheduler::signal::Signal;
+
+/// The parts, and the most instructions each may cost a request.
+const PARTS: [(&str, f64); 5] =
+    [("route", 2500.0), ("identity", 2500.0), ("metrics", 1200.0), ("signal", 2500.0), ("gate", 3000.0)];
+
+const ROUNDS: u32 = 2000;
+
+fn main() {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--part");
+    if let (Some(_), Some(part), Some(rounds)) = (arguments.next(), arguments.next(), arguments.next()) {
+        return work(&part, rounds.parse().unwrap_or_else(|error| panic!("{error}")));
+    }
+    println!("| part | instructions a request | at most |\n|---|---|---|");
+    let mut exceeded = Vec::new();
+    let mut sum = 0.0;
+    for (part, bound) in PARTS {
+        let counted = (count(part, 2 * ROUNDS) - count(part, ROUNDS)) / f64::from(ROUNDS);
+        println!("| {part} | {counted:.0} | {bound:.0} |");
+        sum += counted;
+        if counted > bound {
+            exceeded.push(part);
+        }
+    }
+    println!("| all | {sum:.0} | |");
+    assert!(exceeded.is_empty(), "more instructions than written down: {exceeded:?}");
+}
+
+/// Instructions of a whole run, start-up included.
+fn count(part: &str, rounds: u32) -> f64 {
+    let program = std::env::current_exe().unwrap_or_else(|error| panic!("{error}"));
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args(["--part", part, &rounds.to_string()])
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("valgrind (a Debian package): {error}"));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let line = text.lines().find_map(|line| line.split("Collected : ").nth(1));
+    line.and_then(|text| text.trim().parse().ok()).unwrap_or_else(|| panic!("valgrind said: {text}"))
+}
+
+fn work(part: &str, rounds: u32) {
+    let paths: Vec<String> =
+        (0..1000u64).map(|index| format!("/api/v10/channels/{}/messages", 100_000_000_000_000_000 + index)).collect();
+    let path = |round: u32| paths[round as usize % paths.len()].as_str();
+    let token = b"Bot MTIzNDU2Nzg5MDEyMzQ1Njc4.bench0.bench-bench-bench-bench-bench-bench";
+    match part {
+        "route" => (0..rounds).for_each(|round| {
+            std::hint::black_box(Route::classify(&Method::GET, path(round), 1_700_000_000_000));
+        }),
+        "identity" => (0..rounds).for_each(|_| {
+            std::hint::black_box(Identity::from_authorization(Some(std::hint::black_box(token))));
+        }),
+        "metrics" => {
+            let metrics = Metrics::new();
+            let identity = Identity::from_authorization(Some(token));
+            let routes: Vec<Route> = paths.iter().map(|path| Route::classify(&Method::GET, path, 0)).collect();
+            for round in 0..rounds {
+                let route = metrics.route(&Method::GET, &routes[round as usize % routes.len()]);
+                let open = route.open();
+                route.observe(StatusCode::OK, false, identity.kind, 0.05);
+                drop(open);
+            }
+        }
+        "signal" => {
+            let headers = answer();
+            (0..rounds).for_each(|_| {
+                std::hint::black_box(Signal::read(StatusCode::OK, std::hint::black_box(&headers)));
+            });
+        }
+        "gate" => gate(&paths, rounds, token),
+        other => panic!("no part {other}"),
+    }
+}
+
+/// A request's whole way through its credential's gate, over 1,000 channels.
+fn gate(paths: &[String], rounds: u32, token: &[u8]) {
+    let lifted = [("BOT_RATELIMIT_OVERRIDES".into(), "123456789012345678:1000000".into())];
+    let config = Config::from_vars(lifted).unwrap_or_else(|problems| panic!("{problems:?}"));
+    let clients = Clients::new(&config.scheduling);
+    let identity = Identity::from_authorization(Some(token));
+    let signal = Signal::read(StatusCode::OK, &answer());
+    let asks: Vec<Ask> = paths.iter().map(|path| ask(&Route::classify(&Method::GET, path, 0))).collect();
+    let deadline = Instant::now() + config.scheduling.queue_timeout;
+    for round in 0..rounds {
+        let gate = clients.gate(&identity).unwrap_or_else(|error| panic!("{error:?}"));
+        match clients.enter(&gate, asks[round as usize % asks.len()], deadline) {
+            Ok(Turn::Has(permit)) => _ = permit.answered(&signal, false),
+            Ok(Turn::Waits(_)) => panic!("nothing is in the way"),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+fn ask(route: &Route) -> Ask {
+    Ask {
+        route: route.key.into(),
+        provisional: route.provisional.into(),
+        major: route.major.into(),
+        class: Class::Read,
+        detail: 0,
+        interaction: route.interaction,
+        path_token: route.path_token,
+    }
+}
+
+/// The headers of a usual answer.
+fn answer() -> HeaderMap {
+    let lines = [
+        ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+        ("content-type", "application/json"),
+        ("x-ratelimit-bucket", "0123456789abcdef0123456789abcdef"),
+        ("x-ratelimit-limit", "1000000"),
+        ("x-ratelimit-remaining", "999999"),
+        ("x-ratelimit-reset", "784111778.000"),
+        ("x-ratelimit-reset-after", "1.000"),
+        ("via", "1.1 google"),
+        ("cf-ray", "0123456789abcdef-FRA"),
+    ];
+    lines.into_iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+}
