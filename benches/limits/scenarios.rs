@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use fake_discord::{Bucket, Latency, Rule, Script, Shape, SubLimit};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use crate::load::{Job, Report};
 
@@ -139,13 +137,26 @@ fn channels() -> Vec<Job> {
     (0..3200).map(job).collect()
 }
 
+/// The same arrivals in every run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    /// A number above 0, up to 1.
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON
+    }
+}
+
 /// Independent arrivals for 15 s over 500 channels, a fifth of them to 20 busy ones.
 fn poisson(rate: f64) -> Vec<Job> {
-    let mut random = StdRng::seed_from_u64(7);
+    let mut random = Random(7);
     let (mut at, mut jobs) = (0.0, Vec::new());
     while at < 15.0 {
-        at += -random.random_range(f64::EPSILON..1.0f64).ln() / rate;
-        let channel = if random.random_ratio(1, 5) { random.random_range(0..20) } else { random.random_range(20..500) };
+        at -= random.unit().ln() / rate;
+        let channel = if random.unit() < 0.2 { random.unit() * 20.0 } else { 20.0 + random.unit() * 480.0 } as u64;
         let path = format!("/api/v10/channels/{}/messages/900000000000000001", 100_000_000_000_000_000u64 + channel);
         jobs.push(Job { at: Duration::from_secs_f64(at), process: 0, method: "GET", path, body: "" });
     }
