@@ -28,19 +28,17 @@ async fn main() {
         }
     }
     let mut running = tokio::task::JoinSet::new();
-    for (place, scenario) in together.into_iter().enumerate() {
+    for scenario in together {
         for proxied in [false, true] {
             let scenario = scenario.clone();
             running.spawn(async move {
                 let report = load::run((scenario.script)(), (scenario.jobs)(), proxied, scenario.queue).await;
-                (place, proxied, scenario, report)
+                (proxied, scenario, report)
             });
         }
     }
-    let mut done = running.join_all().await;
-    done.sort_by_key(|(place, proxied, ..)| (*place, *proxied));
-    for (_, proxied, scenario, report) in &done {
-        print(scenario, *proxied, report);
+    while let Some(Ok((proxied, scenario, report))) = running.join_next().await {
+        print(&scenario, proxied, &report);
     }
 }
 

@@ -149,6 +149,8 @@ impl Client {
         }
         let lane = self.waiters[ticket].lane;
         if self.lanes[lane].line.as_ref().and_then(|line| line.head()) != Some(ticket) {
+            // One that came back may have taken the head.
+            self.set_unready(ticket);
             return Step::Wait;
         }
         let admission = self.admit(now, &ask, lane);
@@ -211,7 +213,13 @@ impl Client {
     }
 
     pub(super) fn join_line(&mut self, lane: LaneId, seq: u64, ticket: Ticket) {
-        self.lanes[lane].line.get_or_insert_default().join(seq, ticket);
+        let line = self.lanes[lane].line.get_or_insert_default();
+        let head = line.head();
+        line.join(seq, ticket);
+        // Who stood at the head may hold a place that is the head's.
+        if line.head() == Some(ticket) {
+            self.wake(head);
+        }
     }
 
     pub(super) fn leave_line(&mut self, now: Instant, lane: LaneId, seq: u64) {
