@@ -119,7 +119,15 @@ impl Scheduler {
         };
         let turn = shared.clients.enter(&gate, ask, deadline.into_std())?;
         let mut permit = turn.permit().await?;
-        let mut outgoing = Box::new(Outgoing { parts, body, deadline, kind: identity.kind, metrics, attempts: 0 });
+        let mut outgoing = Box::new(Outgoing {
+            parts,
+            body,
+            deadline,
+            request_timeout: shared.request_timeout,
+            kind: identity.kind,
+            metrics,
+            attempts: 0,
+        });
         loop {
             let Some(reservation) = Reservation::take(&shared.budget) else {
                 permit.unsent();

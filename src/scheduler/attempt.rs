@@ -32,6 +32,7 @@ pub(super) struct Outgoing {
     pub(super) parts: Parts,
     pub(super) body: Kept,
     pub(super) deadline: Instant,
+    pub(super) request_timeout: Duration,
     pub(super) kind: Kind,
     pub(super) metrics: RouteMetrics,
     /// Attempts made.
@@ -98,7 +99,9 @@ pub(super) async fn run(
         return Outcome::Answer(Dispatched { response: response.map(AnswerBody::from), deadline });
     }
     let (head, body) = response.into_parts();
-    let collected = read_limited(body, MAX_REFUSAL_BODY, deadline).await;
+    // An upload that still runs moves the attempt's deadline on; a 429's few bytes get one REQUEST_TIMEOUT.
+    let patience = deadline.min(Instant::now() + outgoing.request_timeout);
+    let collected = read_limited(body, MAX_REFUSAL_BODY, patience).await;
     let signal = patient(signal.with_body(&coding::decode(&head.headers, &collected.bytes)), outgoing.attempts);
     reservation.invalid = signal.invalid();
     drop(reservation);

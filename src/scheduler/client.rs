@@ -341,3 +341,7 @@ impl Grant {
 #[cfg(test)]
 #[path = "client_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "client_simulation.rs"]
+mod simulation;

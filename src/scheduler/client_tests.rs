@@ -1,39 +1,36 @@
 use super::*;
 use http::StatusCode;
-use proptest::prelude::*;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 
-fn ms(value: u64) -> Duration {
+pub(super) fn ms(value: u64) -> Duration {
     Duration::from_millis(value)
 }
 
 /// A client under test and a clock of milliseconds.
-struct Bench {
-    client: Client,
-    start: Instant,
+pub(super) struct Bench {
+    pub(super) client: Client,
+    pub(super) start: Instant,
 }
 
 const QUEUE: Duration = Duration::from_secs(60);
 
 impl Bench {
-    fn new(limit: u32) -> Self {
+    pub(super) fn new(limit: u32) -> Self {
         Self::with(limit, false, Room::new(1000))
     }
 
-    fn with(limit: u32, judged: bool, room: Room) -> Self {
+    pub(super) fn with(limit: u32, judged: bool, room: Room) -> Self {
         let start = Instant::now() + Duration::from_secs(100);
         let limits = Arc::new(Limits { queue_depth: 1000, attempt: Duration::from_secs(5) });
         let pacer = Pacer::new(limit, start, start - Duration::from_secs(60));
         Self { client: Client::new(limits, Arc::new(room), pacer, judged, start), start }
     }
 
-    fn at(&self, at: u64) -> Instant {
+    pub(super) fn at(&self, at: u64) -> Instant {
         self.start + ms(at)
     }
 
-    fn enter(&mut self, at: u64, ask: Ask) -> Result<Entered, ProxyError> {
+    pub(super) fn enter(&mut self, at: u64, ask: Ask) -> Result<Entered, ProxyError> {
         let now = self.at(at);
         self.client.enter(now, ask, now + QUEUE)
     }
@@ -52,12 +49,12 @@ impl Bench {
         }
     }
 
-    fn poll(&mut self, at: u64, ticket: Ticket) -> Step {
+    pub(super) fn poll(&mut self, at: u64, ticket: Ticket) -> Step {
         let now = self.at(at);
         self.client.poll(now, ticket, Waker::noop())
     }
 
-    fn answer(&mut self, at: u64, grant: &Grant, signal: Signal) {
+    pub(super) fn answer(&mut self, at: u64, grant: &Grant, signal: Signal) {
         let now = self.at(at);
         assert!(self.client.answered(now, grant, &signal, false).is_none());
     }
@@ -68,16 +65,16 @@ impl Bench {
     }
 }
 
-fn ask(route: u128, class: Class) -> Ask {
+pub(super) fn ask(route: u128, class: Class) -> Ask {
     let key = Key::from((route << 64) | (route + 1));
     Ask { route: key, provisional: key, major: Key::from(7), class, detail: 0, interaction: false, path_token: false }
 }
 
-fn write(route: u128) -> Ask {
+pub(super) fn write(route: u128) -> Ask {
     ask(route, Class::Write)
 }
 
-fn answer(hash: u64, limit: u32, remaining: u32, reset_ms: u64) -> Signal {
+pub(super) fn answer(hash: u64, limit: u32, remaining: u32, reset_ms: u64) -> Signal {
     Signal {
         status: StatusCode::OK,
         bucket: Some(BucketHash(hash)),
@@ -90,12 +87,12 @@ fn answer(hash: u64, limit: u32, remaining: u32, reset_ms: u64) -> Signal {
     }
 }
 
-fn status(code: u16) -> Signal {
+pub(super) fn status(code: u16) -> Signal {
     let status = StatusCode::from_u16(code).unwrap();
     Signal { status, bucket: None, limit: None, remaining: None, reset_after: None, ..answer(0, 0, 0, 0) }
 }
 
-fn refusal(signal: Signal, wait: u64) -> Signal {
+pub(super) fn refusal(signal: Signal, wait: u64) -> Signal {
     Signal { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(ms(wait)), ..signal }
 }
 
@@ -244,189 +241,4 @@ fn queues_and_buckets_are_bounded_and_idle_buckets_make_room() {
     bench.call(5000, write(3), answer(3, 5, 4, 100));
     bench.answer(5001, &first, status(200));
     assert_eq!(bench.client.room.taken(), 2);
-}
-
-/// A waiting request as its future would be: looked at when woken or when its timer is due, and at no other time.
-struct Sleeper {
-    ticket: Ticket,
-    woken: Arc<Flag>,
-    timer: Option<Instant>,
-}
-
-struct Flag(AtomicBool);
-
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Sleeper {
-    fn new(ticket: Ticket) -> Self {
-        Self { ticket, woken: Arc::new(Flag(AtomicBool::new(true))), timer: None }
-    }
-
-    fn due(&self, now: Instant) -> bool {
-        self.woken.0.swap(false, Ordering::Relaxed) || self.timer.is_some_and(|at| at <= now)
-    }
-}
-
-/// A Discord of windows that enforces what it announces, for a random history of arrivals, latencies and departures.
-fn simulate(seed: &[(u64, u8, u8, u8)]) {
-    let mut bench = Bench::new(20);
-    let mut windows: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
-    let mut global: Vec<u64> = Vec::new();
-    let mut waiting: Vec<Sleeper> = Vec::new();
-    let mut flying: Vec<(u64, Grant, Signal)> = Vec::new();
-    let mut order: BTreeMap<u128, Vec<u64>> = BTreeMap::new();
-    let mut arrivals = seed.iter().scan(0, |at, step| {
-        *at += step.0;
-        Some((*at, step.1, step.2, step.3))
-    });
-    let mut next = arrivals.next();
-    let (mut sent, mut left, mut answered) = (0usize, 0usize, 0usize);
-    for now in 0..400_000u64 {
-        let mut grants = Vec::new();
-        while let Some((_, route, latency, kind)) = next.filter(|(at, ..)| *at <= now) {
-            let route = u128::from(route % 6);
-            let class = if kind % 3 == 0 { Class::Read } else { Class::Write };
-            match bench.enter(now, ask(10 * route, class)).unwrap() {
-                Entered::Go(grant) => grants.push(grant),
-                Entered::Waits(ticket) => waiting.push(Sleeper::new(ticket)),
-            }
-            if kind % 11 == 10 && !waiting.is_empty() {
-                let gone = waiting.swap_remove(usize::from(latency) % waiting.len());
-                bench.client.leave(bench.start + ms(now), gone.ticket);
-                left += 1;
-            }
-            next = arrivals.next();
-        }
-        let landed: Vec<_> = flying.extract_if(.., |(at, ..)| *at <= now).collect();
-        for (_, grant, signal) in landed {
-            let instant = bench.at(now);
-            match bench.client.answered(instant, &grant, &signal, signal.refused()) {
-                Some(Ok(ticket)) => waiting.push(Sleeper::new(ticket)),
-                Some(Err(error)) => panic!("{error:?}"),
-                None => answered += 1,
-            }
-        }
-        loop {
-            bench.client.take_wakes().into_iter().for_each(Waker::wake);
-            let instant = bench.at(now);
-            let Some(at) = waiting.iter().position(|sleeper| sleeper.due(instant)) else { break };
-            let waker = Waker::from(Arc::clone(&waiting[at].woken));
-            match bench.client.poll(instant, waiting[at].ticket, &waker) {
-                Step::Go(grant) => {
-                    grants.push(grant);
-                    waiting.swap_remove(at);
-                }
-                Step::Refuse(error) => panic!("{error:?}"),
-                Step::At(timer) => waiting[at].timer = Some(timer.max(instant + Duration::from_nanos(1))),
-                Step::Wait => waiting[at].timer = None,
-            }
-        }
-        for grant in grants {
-            sent += 1;
-            let route = grant.ask.route.short();
-            // Routes 0 and 10 are one bucket; the others have one each.
-            let bucket = u64::from(route.max(10));
-            let (limit, length) = (3 + (bucket as u32 / 10) % 3, 900 + bucket * 40);
-            let window = windows.entry(bucket).or_insert((0, 0));
-            if now >= window.0 {
-                *window = (now + length, 0);
-            }
-            // Now and then Discord refuses for the whole credential, and the request comes back.
-            if sent % 17 == 16 {
-                flying.push((now + 20, grant, Signal { global: true, ..refusal(status(429), 300) }));
-                continue;
-            }
-            // Before the shared bucket is known the two may collide once.
-            if window.1 >= limit {
-                assert!(bucket == 10 && sent < 30, "bucket {bucket} overrun at {now}");
-            }
-            window.1 = (window.1 + 1).min(limit);
-            global.push(now);
-            assert!(global.iter().rev().take_while(|at| now - **at < 1000).count() <= 20, "global limit at {now}");
-            if grant.ask.class == Class::Write {
-                let line = order.entry(u128::from(route)).or_default();
-                assert!(line.last().is_none_or(|last| *last <= grant.seq), "order of writes");
-                line.push(grant.seq);
-            }
-            let signal = answer(bucket, limit, limit - window.1, window.0 - now);
-            flying.push((now + 5 + (sent as u64 * 7) % 60, grant, signal));
-        }
-        if next.is_none() && waiting.is_empty() && flying.is_empty() {
-            assert!(bench.client.is_quiet());
-            assert_eq!(answered + left, seed.len());
-            return;
-        }
-    }
-    panic!("{} never got their turn", waiting.len());
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
-    #[test]
-    fn random_histories_overrun_nothing_keep_their_order_and_all_end(
-        seed in prop::collection::vec((0u64..120, any::<u8>(), any::<u8>(), any::<u8>()), 1..150)
-    ) {
-        simulate(&seed);
-    }
-}
-
-/// Requests that all arrive at once in one bucket, each answer after `round_trip`; the instants at which they were sent.
-fn burst(bench: &mut Bench, count: usize, class: Class, round_trip: u64, limit: u32) -> Vec<u64> {
-    let (mut waiting, mut flying, mut sent) = (Vec::new(), Vec::new(), Vec::new());
-    let mut grants = Vec::new();
-    for _ in 0..count {
-        match bench.enter(0, ask(1, class)).unwrap() {
-            Entered::Go(grant) => grants.push(grant),
-            Entered::Waits(ticket) => waiting.push(Sleeper::new(ticket)),
-        }
-    }
-    for now in 0..60_000 {
-        let landed: Vec<(u64, Grant)> = flying.extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, grant) in landed {
-            let used = u32::try_from(sent.len()).unwrap();
-            bench.answer(now, &grant, answer(1, limit, limit - used, 60_000 - now));
-        }
-        loop {
-            bench.client.take_wakes().into_iter().for_each(Waker::wake);
-            let instant = bench.at(now);
-            let Some(at) = waiting.iter().position(|sleeper| sleeper.due(instant)) else { break };
-            let waker = Waker::from(Arc::clone(&waiting[at].woken));
-            match bench.client.poll(instant, waiting[at].ticket, &waker) {
-                Step::Go(grant) => {
-                    grants.push(grant);
-                    waiting.remove(at);
-                }
-                Step::Refuse(error) => panic!("{error:?}"),
-                Step::At(timer) => waiting[at].timer = Some(timer),
-                Step::Wait => waiting[at].timer = None,
-            }
-        }
-        for grant in grants.drain(..) {
-            sent.push(now);
-            flying.push((now + round_trip, grant));
-        }
-        if waiting.is_empty() && flying.is_empty() {
-            return sent;
-        }
-    }
-    panic!("{} never got their turn", waiting.len());
-}
-
-#[test]
-fn reads_of_one_bucket_go_at_the_global_limits_pace_and_not_at_one_a_round_trip() {
-    let mut bench = Bench::with(50, true, Room::new(10));
-    let sent = burst(&mut bench, 300, Class::Read, 50, 1000);
-    assert!(sent[299] < 6100, "{}", sent[299]);
-}
-
-#[test]
-fn writes_of_one_bucket_go_one_a_round_trip() {
-    let mut bench = Bench::with(50, true, Room::new(10));
-    let sent = burst(&mut bench, 20, Class::Write, 50, 1000);
-    assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= 50));
 }

@@ -20,10 +20,13 @@ const GLOBAL_LIMIT: u32 = 50;
 /// When no bucket state is free, this part of all makes room at once, so that the search pays.
 const EVICT_PART: usize = 16;
 
+/// Gates by kind and SHA-256 of the credential.
+type Known = AHashMap<(Kind, [u8; 32]), Arc<Gate>>;
+
 /// All credentials of the process.
 #[derive(Debug)]
 pub struct Clients {
-    known: RwLock<AHashMap<(Kind, [u8; 32]), Arc<Gate>>>,
+    known: RwLock<Known>,
     unauthenticated: Arc<Gate>,
     limits: Arc<Limits>,
     room: Arc<Room>,
@@ -137,7 +140,7 @@ impl Clients {
 
 /// Drops the state unused for longest among those with nothing to lose. One that somebody is about to use (its gate is
 /// held outside the map) is not among them.
-fn evict_oldest(known: &mut AHashMap<(Kind, [u8; 32]), Arc<Gate>>, bearers_only: bool) -> bool {
+fn evict_oldest(known: &mut Known, bearers_only: bool) -> bool {
     let now = now();
     let oldest = known
         .iter()

@@ -44,7 +44,7 @@ pub fn of_channel_edit(body: &[u8]) -> u8 {
         return 0;
     }
     let Ok(edit) = serde_json::from_slice::<ChannelEdit>(body) else { return 0 };
-    u8::from(edit.name.0) * NAME | u8::from(edit.topic.0) * TOPIC
+    (u8::from(edit.name.0) * NAME) | (u8::from(edit.topic.0) * TOPIC)
 }
 
 #[cfg(test)]

@@ -20,8 +20,14 @@ const MAX_EXTRA: usize = 4;
 pub struct RouteEntry {
     /// The bucket it queues in.
     pub lane: LaneId,
-    extra: Option<Box<Vec<Extra>>>,
-    holds: Option<Box<Vec<Hold>>>,
+    more: Option<Box<More>>,
+}
+
+/// What most routes never have.
+#[derive(Debug, Default)]
+struct More {
+    extra: Vec<Extra>,
+    holds: Vec<Hold>,
 }
 
 /// Another bucket that this route's answers have named.
@@ -45,28 +51,28 @@ struct Hold {
 impl RouteEntry {
     /// A route that queues in `lane`.
     pub fn new(lane: LaneId) -> Self {
-        Self { lane, extra: None, holds: None }
+        Self { lane, more: None }
     }
 
     /// Buckets besides its own that it needs room in; `own_closure` says whether this route's own answer keeps a bucket
     /// closed.
     pub fn extras(&self, own_closure: impl Fn(LaneId) -> bool) -> impl Iterator<Item = LaneId> {
-        self.extra
+        self.more
             .iter()
-            .flat_map(|list| list.iter())
+            .flat_map(|more| more.extra.iter())
             .filter(move |extra| extra.alternates || own_closure(extra.lane))
             .map(|extra| extra.lane)
     }
 
-    /// Whether it has met other buckets than its own.
+    /// Whether it has met neither other buckets than its own nor a hold.
     pub fn is_simple(&self) -> bool {
-        self.extra.is_none()
+        self.more.is_none()
     }
 
     /// An answer named `lane`, which is not the one it queues in. Returns whether the route is bound to it anew; if not,
     /// the route alternates between the two.
     pub fn met(&mut self, lane: LaneId, now: Instant) -> bool {
-        let extra = self.extra.get_or_insert_default();
+        let extra = &mut self.more.get_or_insert_default().extra;
         extra.retain(|other| now.saturating_duration_since(other.met) < FORGET);
         if let Some(known) = extra.iter_mut().find(|other| other.lane == lane) {
             known.met = now;
@@ -83,23 +89,22 @@ impl RouteEntry {
 
     /// Forgets buckets that are gone.
     pub fn forget(&mut self, gone: impl Fn(LaneId) -> bool) {
-        if let Some(extra) = &mut self.extra {
-            extra.retain(|other| !gone(other.lane));
-            if extra.is_empty() {
-                self.extra = None;
-            }
+        if let Some(more) = &mut self.more {
+            more.extra.retain(|other| !gone(other.lane));
         }
+        self.tidy();
     }
 
     /// The end of the longest live hold on requests with `detail`, and whether its scope was shared.
     pub fn held(&self, detail: u8, now: Instant) -> Option<(Instant, bool)> {
-        let holds = self.holds.as_ref()?.iter();
-        holds.filter(|hold| hold.until > now && hold.covers(detail)).map(|hold| (hold.until, hold.shared)).max()
+        let holds = &self.more.as_ref()?.holds;
+        let live = holds.iter().filter(|hold| hold.until > now && hold.covers(detail));
+        live.map(|hold| (hold.until, hold.shared)).max()
     }
 
     /// Opens a hold, or makes a known one longer.
     pub fn hold(&mut self, detail: u8, until: Instant, shared: bool) {
-        let holds = self.holds.get_or_insert_default();
+        let holds = &mut self.more.get_or_insert_default().holds;
         match holds.iter_mut().find(|hold| hold.detail == detail) {
             Some(known) if known.until >= until => {}
             Some(known) => (known.until, known.shared) = (until, shared),
@@ -109,8 +114,8 @@ impl RouteEntry {
 
     /// Queues a request behind the longest live hold that covers it.
     pub fn wait_held(&mut self, detail: u8, now: Instant, seq: u64, ticket: Ticket) {
-        let Some(holds) = &mut self.holds else { return };
-        let longest = holds.iter_mut().filter(|hold| hold.until > now && hold.covers(detail));
+        let Some(more) = &mut self.more else { return };
+        let longest = more.holds.iter_mut().filter(|hold| hold.until > now && hold.covers(detail));
         if let Some(hold) = longest.max_by_key(|hold| hold.until) {
             hold.line.join(seq, ticket);
         }
@@ -118,44 +123,51 @@ impl RouteEntry {
 
     /// How many wait behind holds.
     pub fn held_count(&self) -> usize {
-        self.holds.iter().flat_map(|holds| holds.iter()).map(|hold| hold.line.len()).sum()
+        self.holds().map(|hold| hold.line.len()).sum()
     }
 
     /// Leaves the hold's line; the one to wake, if the leaver stood at the head.
     pub fn leave_held(&mut self, seq: u64) -> Option<Ticket> {
-        let holds = self.holds.as_mut()?;
-        holds.iter_mut().find_map(|hold| if hold.line.leave(seq) { hold.line.head() } else { None })
+        self.more.as_mut()?.holds.iter_mut().find_map(|hold| if hold.line.leave(seq) { hold.line.head() } else { None })
     }
 
     /// Whether this ticket is the one that sleeps until its hold ends.
     pub fn heads_hold(&self, ticket: Ticket) -> bool {
-        self.holds.iter().flat_map(|holds| holds.iter()).any(|hold| hold.line.head() == Some(ticket))
+        self.holds().any(|hold| hold.line.head() == Some(ticket))
     }
 
     /// Everybody who waits behind a hold.
     pub fn held_tickets(&self) -> impl Iterator<Item = Ticket> {
-        self.holds.iter().flat_map(|holds| holds.iter()).flat_map(|hold| hold.line.iter()).map(|(_, ticket)| ticket)
+        self.holds().flat_map(|hold| hold.line.iter()).map(|(_, ticket)| ticket)
     }
 
     /// Ends the holds whose time is over: everybody who waited behind them, in no order.
     pub fn release(&mut self, now: Instant) -> Vec<(u64, Ticket)> {
-        let Some(holds) = &mut self.holds else { return Vec::new() };
+        let Some(more) = &mut self.more else { return Vec::new() };
         let mut released = Vec::new();
-        holds.retain_mut(|hold| {
+        more.holds.retain_mut(|hold| {
             if hold.until <= now {
                 released.extend(hold.line.take_if(|_| true));
             }
             hold.until > now
         });
-        if holds.is_empty() {
-            self.holds = None;
-        }
+        self.tidy();
         released
     }
 
     /// Whether a hold is live at all.
     pub fn is_held(&self, now: Instant) -> bool {
-        self.holds.as_ref().is_some_and(|holds| holds.iter().any(|hold| hold.until > now || !hold.line.is_empty()))
+        self.holds().any(|hold| hold.until > now || !hold.line.is_empty())
+    }
+
+    fn holds(&self) -> impl Iterator<Item = &Hold> {
+        self.more.iter().flat_map(|more| more.holds.iter())
+    }
+
+    fn tidy(&mut self) {
+        if self.more.as_ref().is_some_and(|more| more.extra.is_empty() && more.holds.is_empty()) {
+            self.more = None;
+        }
     }
 }
 
