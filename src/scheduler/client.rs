@@ -270,6 +270,9 @@ impl Client {
         retry: bool,
     ) -> Option<Result<Ticket, ProxyError>> {
         self.landed(now, grant);
+        if !grant.ask.interaction {
+            self.pacer.answered(grant.sent_at, now);
+        }
         self.judge(grant, signal);
         if signal.refused() && signal.global {
             let wait = signal.retry_after.unwrap_or(Duration::from_secs(1)).max(super::signal::MIN_RETRY);

@@ -12,6 +12,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const BASE_MARGIN: Duration = Duration::from_millis(2);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 const WIDEN_BY: Duration = Duration::from_millis(32);
+/// A request counts from this long after its claim at the latest: beyond it Discord works, and the network does not wait.
+const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
 /// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
@@ -29,6 +31,9 @@ pub struct Pacer {
     margin: Duration,
     margin_at: Instant,
     blocked_until: Option<Instant>,
+    /// The time the quickest answers of late took, of so many answers.
+    quickest: Duration,
+    answers: u32,
 }
 
 impl Pacer {
@@ -44,6 +49,8 @@ impl Pacer {
             margin: BASE_MARGIN,
             margin_at: now,
             blocked_until: None,
+            quickest: Duration::MAX,
+            answers: 0,
         };
         let window = pacer.window();
         let steps = limit.min(EXACT_UP_TO);
@@ -107,6 +114,25 @@ impl Pacer {
         self.blocked_until
     }
 
+    /// What was claimed at `claimed` has been answered. Discord counted it at some moment between the two: requests
+    /// that had to connect first arrive later than the next second's, which need not. So it counts from the latest
+    /// moment that the quickest way there and back leaves room for.
+    pub fn answered(&mut self, claimed: Instant, now: Instant) {
+        let took = claimed.elapsed_at(now);
+        self.answers = self.answers.saturating_add(1);
+        self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
+        // The first answers are over new connections: they do not tell how quick one can be.
+        let quickest = if self.answers > self.limit { self.quickest } else { Duration::ZERO };
+        let late = (took - quickest.min(took)).min(MAX_LATE);
+        if late.is_zero() || self.limit > EXACT_UP_TO {
+            return;
+        }
+        let Ok(place) = self.sends.binary_search_by(|(at, _)| at.cmp(&claimed)) else { return };
+        let Some((at, count)) = self.sends.remove(place) else { return };
+        let place = self.sends.partition_point(|(known, _)| *known <= at + late);
+        self.sends.insert(place, (at + late, count));
+    }
+
     fn record(&mut self, now: Instant) {
         self.count += 1;
         let coarse = self.limit > EXACT_UP_TO;
@@ -150,6 +176,22 @@ mod tests {
         let born = Instant::now();
         let now = born + Duration::from_secs(10);
         (Pacer::new(limit, now, born), now)
+    }
+
+    #[test]
+    fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
+        let (mut pacer, start) = seasoned(2);
+        for _ in 0..2 {
+            assert_eq!(pacer.claim(start), Ok(()));
+        }
+        // Both had to connect first: Discord may have counted them as late as this.
+        let answered = start + Duration::from_millis(300);
+        for _ in 0..2 {
+            pacer.answered(start, answered);
+        }
+        let Err(free) = pacer.claim(start + SECOND + 2 * BASE_MARGIN) else { panic!("a rolling second of three") };
+        assert_eq!(free, answered + SECOND + BASE_MARGIN);
+        assert_eq!(pacer.claim(free), Ok(()));
     }
 
     /// Sends `count` requests as fast as allowed, each timer late by `late`.
