@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use http::{Method, StatusCode};
+use nirn_proxy::identity::Kind;
 use nirn_proxy::observe::{admin, metrics::Metrics};
 use pprof::protos::{Message, Profile};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -159,5 +161,25 @@ async fn profiles_are_readable_and_one_at_a_time() {
     assert_eq!((heap.status, &heap.body[..2]), (200, &[0x1f, 0x8b][..]), "a gzipped profile");
     assert!(heap.body.len() > 200);
     drop(kept);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_counted_is_what_is_scraped() {
+    let metrics = Metrics::new();
+    let route = nirn_proxy::route::Route::classify(&Method::GET, "/api/v10/users/@me", 0);
+    let series = metrics.route(&Method::GET, &route);
+    let open = series.open();
+    series.observe(StatusCode::OK, false, Kind::Bot, 0.2);
+    let server = Server::metrics(metrics).await;
+    let scrape = server.ask("GET", "/metrics").await;
+    let labels = format!("clientId=\"Bot\",method=\"GET\",route=\"{}\",status=\"200 OK\"", route.label());
+    assert!(scrape.text().contains(&format!("\nnirn_proxy_requests_bucket{{{labels},le=\"0.1\"}} 0\n")));
+    assert!(scrape.text().contains(&format!("nirn_proxy_requests_bucket{{{labels},le=\"0.25\"}} 1\n")));
+    assert!(scrape.text().contains(&format!("nirn_proxy_requests_sum{{{labels}}} 0.2\n")));
+    drop(open);
+    let scrape = server.ask("GET", "/metrics").await;
+    let gauge = format!("\nnirn_proxy_open_connections{{method=\"GET\",route=\"{}\"}} 0\n", route.label());
+    assert!(scrape.text().contains(&gauge), "{}", scrape.text());
     server.stop().await;
 }

@@ -68,7 +68,8 @@ fn files(folder: &str, accept: fn(&str) -> bool) -> Vec<(String, String)> {
             if path.is_dir() && !matches!(name.as_str(), "target" | ".git" | "node_modules") {
                 folders.push(path);
             } else if path.is_file() && name != ".git" && accept(&name) {
-                found.push((relative(&path), fs::read_to_string(&path).unwrap()));
+                let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+                found.push((relative(&path), text));
             }
         }
     }
@@ -120,6 +121,7 @@ fn files_stay_readable_in_length() {
 fn unfinished_or_private_things_are_not_written_down() {
     // In two parts, so that this file may pass its own test.
     let words: Vec<String> = [
+        ("to", "do!("),
         ("TO", "DO"),
         ("FIX", "ME"),
         ("dbg", "!("),

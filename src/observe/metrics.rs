@@ -1,7 +1,7 @@
 //! The numbers operators see: every name, label and bucket of `/metrics`, in one registry of its own.
 //!
 //! Names and labels are those of nirn-proxy 1.x, so that existing dashboards and alerts go on working. Cardinality is a
-//! security matter: whatever a client sends, the number of series stays bounded (see [`routes`]).
+//! security matter: whatever a client sends, the number of series stays bounded, which `routes` sees to.
 
 mod routes;
 
