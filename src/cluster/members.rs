@@ -85,7 +85,7 @@ impl Members {
         sorted.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         sorted.truncate(usize::from(u16::MAX));
         let mut ranking = RendezvousNodes::new(Pinned);
-        ranking.extend((0..).zip(&sorted).map(|(at, member)| KeyValueNode::new(Name(member.name.clone()), at)));
+        ranking.extend((0..).zip(&sorted).map(|(at, member)| KeyValueNode::new(Name::new(member.name.clone()), at)));
         let local = (0..).zip(&sorted).find(|(_, member)| member.gossip == local).map(|(at, _)| at);
         Self { epoch, sorted, ranking, local, namesake, cap }
     }
@@ -125,7 +125,7 @@ impl Members {
         if self.over_capacity() {
             return None;
         }
-        self.ranking.calc_candidates(&Ranked(key)).next().map(|node| node.value)
+        self.ranking.calc_candidates(&Ranked(digest(key))).next().map(|node| node.value)
     }
 
     /// The owner at a place that [`Members::rank`] of this view gave.
@@ -190,34 +190,52 @@ impl fmt::Debug for Members {
     }
 }
 
-/// SipHash-1-3 with fixed keys.
+/// SipHash-1-3 with fixed keys, over 16 bytes: a digest of the key, then one of the name.
 struct Pinned;
 
 impl<N: Hash> NodeHasher<N> for Pinned {
     fn hash<T: Hash>(&self, node: &N, item: &T) -> u64 {
-        let mut hasher = SipHasher13::new_with_keys(0x6e69_726e_2d70_726f, 0x7879_2d76_322e_3030);
+        let mut hasher = pinned();
         item.hash(&mut hasher);
         node.hash(&mut hasher);
         hasher.finish()
     }
 }
 
-/// A node's name, hashed as its bytes: `str`'s own `Hash` adds a byte that std does not promise.
-#[derive(PartialEq, Eq, PartialOrd, Ord, Clone)]
-struct Name(Arc<str>);
+fn pinned() -> SipHasher13 {
+    SipHasher13::new_with_keys(0x6e69_726e_2d70_726f, 0x7879_2d76_322e_3030)
+}
 
-impl Hash for Name {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write(self.0.as_bytes());
+/// Digested once for a view or a look-up, so that ranking hashes two words for a node and not their whole text.
+fn digest(bytes: &[u8]) -> [u8; 8] {
+    let mut hasher = pinned();
+    hasher.write(bytes);
+    hasher.finish().to_le_bytes()
+}
+
+/// A node's name: hashed by its digest, told apart by itself.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone)]
+struct Name(Arc<str>, [u8; 8]);
+
+impl Name {
+    fn new(name: Arc<str>) -> Self {
+        let digest = digest(name.as_bytes());
+        Self(name, digest)
     }
 }
 
-/// A key, hashed as its bytes: an array's own `Hash` adds its length as a machine word.
-struct Ranked<'k>(&'k Key);
-
-impl Hash for Ranked<'_> {
+impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write(self.0);
+        state.write(&self.1);
+    }
+}
+
+/// A key's digest. Its own `Hash` writes the bytes alone: an array's adds its length as a machine word.
+struct Ranked([u8; 8]);
+
+impl Hash for Ranked {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.0);
     }
 }
 
