@@ -8,7 +8,7 @@ mod town;
 
 use std::time::Duration;
 
-use fake_discord::{Script, Verdict};
+use fake_discord::Script;
 use support::PATIENCE;
 use tokio::time::{Instant, sleep};
 use town::{Node, Town};
@@ -89,10 +89,11 @@ async fn the_global_limit_holds_over_all_entry_nodes() {
     let statuses = futures_of(&mut asking).await;
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
-    let arrivals = town.discord.arrivals();
+    // Nodes that each kept the limit by themselves would bring three times as many. On a busy machine a request may
+    // arrive so much later than it was sent that one more falls into its second.
     let counts = town.discord.counts();
-    assert!(arrivals.iter().all(|arrival| arrival.verdict == Verdict::Ok), "the fake refused nothing: {counts:?}");
-    assert_eq!(arrivals.len(), 151);
+    assert!(counts.peaks.iter().all(|&peak| peak <= 52), "{counts:?}");
+    assert_eq!(counts.verdict("ok"), 151, "{counts:?}");
 }
 
 /// Polls all to their end.
