@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses the part it needs")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
+pub mod calls;
 pub mod client;
 pub mod upstream;
 

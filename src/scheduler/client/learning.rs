@@ -39,9 +39,9 @@ impl Client {
     }
 
     /// Discord's answer to the `Authorization` header: 401 condemns, anything it can only say to a valid credential
-    /// acquits; 429 and 5xx prove nothing.
+    /// acquits; 429 and 5xx prove nothing. Nothing acquits after a 401: what is still answered was sent before it.
     pub(super) fn judge(&mut self, grant: &Grant, signal: &Signal) {
-        if grant.ask.path_token || !self.judged {
+        if grant.ask.path_token || !self.judged || self.validity == Validity::Invalid {
             return;
         }
         let was = self.validity;
