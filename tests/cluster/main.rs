@@ -5,6 +5,7 @@ mod starts;
 #[path = "../support/mod.rs"]
 mod support;
 mod town;
+mod wires;
 
 use std::time::Duration;
 

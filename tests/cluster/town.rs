@@ -35,7 +35,7 @@ impl Ca {
 
 /// The nodes of one test: every test has a network of its own, so that all can use the usual ports.
 pub struct Town {
-    network: u8,
+    ip: Box<dyn Fn(u8) -> Ipv4Addr + Send + Sync>,
     folder: tempfile::TempDir,
     pub ca: Ca,
     pub discord: FakeDiscord,
@@ -44,14 +44,18 @@ pub struct Town {
 impl Town {
     /// `network` is the test's own number.
     pub async fn new(network: u8, script: Script) -> Self {
-        let discord = FakeDiscord::start(script).await;
-        Self { network, folder: tempfile::tempdir().unwrap(), ca: Ca::new(), discord }
+        // Two runs on one machine do not meet.
+        let run = u8::try_from(std::process::id() % 150).unwrap() + 64;
+        Self::of(FakeDiscord::start(script).await, move |number| Ipv4Addr::new(127, run, network, number))
+    }
+
+    /// Nodes at addresses of the test's choice.
+    pub fn of(discord: FakeDiscord, ip: impl Fn(u8) -> Ipv4Addr + Send + Sync + 'static) -> Self {
+        Self { ip: Box::new(ip), folder: tempfile::tempdir().unwrap(), ca: Ca::new(), discord }
     }
 
     pub fn ip(&self, number: u8) -> Ipv4Addr {
-        // Two runs on one machine do not meet.
-        let run = u8::try_from(std::process::id() % 150).unwrap() + 64;
-        Ipv4Addr::new(127, run, self.network, number)
+        (self.ip)(number)
     }
 
     /// Starts a node with a good certificate, and waits until it serves.
@@ -73,10 +77,28 @@ impl Town {
         ca: &Ca,
         change: impl FnOnce(&mut CertificateParams),
     ) -> Node {
+        self.launch_in(None, number, settings, ca, change)
+    }
+
+    /// The same in a network namespace.
+    pub fn launch_in(
+        &self,
+        namespace: Option<&str>,
+        number: u8,
+        settings: &[(&str, &str)],
+        ca: &Ca,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Node {
         let ip = self.ip(number);
         let (ca_file, cert_file, key_file) = self.issue(number, ca, change);
         let seeds = format!("{},{}", self.ip(1), self.ip(2));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nirn-proxy"))
+        let binary = env!("CARGO_BIN_EXE_nirn-proxy");
+        let mut command = Command::new(if namespace.is_some() { "ip" } else { binary });
+        if let Some(namespace) = namespace {
+            // Replaced by the binary: signals reach it.
+            command.args(["netns", "exec", namespace, binary]);
+        }
+        let mut child = command
             .env_clear()
             .env("BIND_IP", ip.to_string())
             .env("DISCORD_API_URL", self.discord.url())
