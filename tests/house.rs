@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Decisions, as files or as folders of them: time and effects come from outside.
-const CORE: [&str; 15] = [
+const CORE: [&str; 16] = [
     "src/config",
     "src/error",
     "src/identity",
@@ -20,6 +20,7 @@ const CORE: [&str; 15] = [
     "src/scheduler/routes",
     "src/scheduler/signal",
     "src/cluster/members",
+    "src/cluster/node",
     "src/cluster/seal",
     "src/cluster/tls",
     "src/observe/flamegraph",

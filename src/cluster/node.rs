@@ -381,4 +381,4 @@ fn settings() -> foca::Config {
 }
 
 #[cfg(test)]
-mod sim;
+mod tests;
