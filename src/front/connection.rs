@@ -1,6 +1,7 @@
 //! One client connection from its first byte to its close: which HTTP it speaks, its requests, and the ways it ends.
 
 use std::io;
+use std::net::Shutdown;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -201,6 +203,8 @@ impl Client {
 /// Reads what a client still sends after its connection was closed from here.
 async fn linger(writer: &OwnedWriteHalf) {
     let stream: &TcpStream = writer.as_ref();
+    // An answer that was cut off ends here for its client, and not when the reading does. Whole ones are through already.
+    _ = SockRef::from(stream).shutdown(Shutdown::Write);
     let drained = async {
         let mut left = LINGER_BYTES;
         while left > 0 && stream.readable().await.is_ok() {

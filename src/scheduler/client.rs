@@ -1,8 +1,8 @@
 //! One credential: its routes and buckets, who waits for them, its global limit and whether it is valid.
 //!
 //! A pure state machine: every method takes `now`, none blocks. Whoever must look again is woken through
-//! [`Client::take_wakes`]. Only the request at the head of a line needs a timer; everybody behind it is woken when its
-//! turn may have come.
+//! [`Client::take_wakes`]. Only the request at the head of a line needs a timer for its turn; everybody behind it is woken
+//! when its turn may have come, and needs one for its deadline alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -117,7 +117,7 @@ pub enum Step {
     Refuse(ProxyError),
     /// Look again at this instant, or when woken.
     At(Instant),
-    /// Look again when woken.
+    /// Look again when woken, and at the deadline.
     Wait,
 }
 

@@ -32,6 +32,7 @@ pub enum Turn {
 pub struct Waiting {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
+    deadline: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -68,12 +69,12 @@ impl Gate {
     pub fn enter(self: &Arc<Self>, ask: Ask, deadline: Instant) -> Result<Turn, ProxyError> {
         Ok(match self.with(|client| client.enter(now(), ask, deadline))? {
             Entered::Go(grant) => Turn::Has(Permit { gate: Arc::clone(self), grant: Some(grant) }),
-            Entered::Waits(ticket) => Turn::Waits(self.waiting(ticket)),
+            Entered::Waits(ticket) => Turn::Waits(self.waiting(ticket, deadline)),
         })
     }
 
-    fn waiting(self: &Arc<Self>, ticket: Ticket) -> Waiting {
-        Waiting { gate: Arc::clone(self), ticket: Some(ticket), sleep: None }
+    fn waiting(self: &Arc<Self>, ticket: Ticket, deadline: Instant) -> Waiting {
+        Waiting { gate: Arc::clone(self), ticket: Some(ticket), deadline, sleep: None }
     }
 }
 
@@ -94,7 +95,7 @@ impl Future for Waiting {
         let this = &mut *self;
         loop {
             let Some(ticket) = this.ticket else { return Poll::Pending };
-            match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
+            let at = match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
                 Step::Go(grant) => {
                     this.ticket = None;
                     return Poll::Ready(Ok(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) }));
@@ -103,25 +104,22 @@ impl Future for Waiting {
                     this.ticket = None;
                     return Poll::Ready(Err(error));
                 }
-                Step::Wait => {
-                    this.sleep = None;
-                    return Poll::Pending;
-                }
-                Step::At(at) => {
-                    let at = at.into();
-                    let sleep = match &mut this.sleep {
-                        Some(sleep) => {
-                            if sleep.deadline() != at {
-                                sleep.as_mut().reset(at);
-                            }
-                            sleep
-                        }
-                        none => none.insert(Box::pin(sleep_until(at))),
-                    };
-                    if sleep.as_mut().poll(cx).is_pending() {
-                        return Poll::Pending;
+                // Whoever is ahead may stay there until after this one's deadline.
+                Step::Wait => this.deadline,
+                Step::At(at) => at,
+            };
+            let at = at.into();
+            let sleep = match &mut this.sleep {
+                Some(sleep) => {
+                    if sleep.deadline() != at {
+                        sleep.as_mut().reset(at);
                     }
+                    sleep
                 }
+                none => none.insert(Box::pin(sleep_until(at))),
+            };
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
             }
         }
     }
@@ -141,7 +139,7 @@ impl Permit {
     pub fn answered(mut self, signal: &Signal, retry: bool) -> Option<Result<Waiting, ProxyError>> {
         let grant = self.grant.take()?;
         let again = self.gate.with(|client| client.answered(now(), &grant, signal, retry));
-        again.map(|again| again.map(|ticket| self.gate.waiting(ticket)))
+        again.map(|again| again.map(|ticket| self.gate.waiting(ticket, grant.deadline)))
     }
 
     /// Gives the permit back: nothing was sent.
