@@ -172,7 +172,11 @@ proptest! {
             loop {
                 match bench.admit(now, class) {
                     Admission::Now => break,
-                    Admission::At(at) => now = u64::try_from((at - bench.start).as_nanos().div_ceil(1_000_000)).unwrap(),
+                    Admission::At(at) => {
+                        // Within a margin (25 ms at most, and the rounding) of when anybody could know it to be open.
+                        prop_assert!(at <= bench.start + ms(ends + 27), "{:?} after the window's end", at - bench.start);
+                        now = u64::try_from((at - bench.start).as_nanos().div_ceil(1_000_000)).unwrap();
+                    }
                     Admission::OnAnswer => prop_assert!(false, "nothing is in flight"),
                 }
                 rounds += 1;
@@ -183,5 +187,36 @@ proptest! {
             used += 1;
             bench.call(now, class, answer(limit, limit - used, ends - now));
         }
+    }
+
+    /// A drip bucket (one call comes back each period) that is kept saturated is never overrun, and once told, it is
+    /// used at its true rate.
+    #[test]
+    fn a_saturated_drip_bucket_is_used_at_its_rate(
+        limit in 2u32..9, period in 250u64..4000, round_trip in 0u64..40, idle in 0u64..20_000
+    ) {
+        let mut bench = Bench::new();
+        // Time until full, as the bucket keeps it: in ms after the start.
+        let (mut now, mut full, mut sent) = (idle, 0u64, Vec::new());
+        for _ in 0..4 * limit {
+            while let Admission::At(at) = bench.admit(now, Class::Write) {
+                now = u64::try_from((at - bench.start).as_nanos().div_ceil(1_000_000)).unwrap().max(now + 1);
+            }
+            let level = full.saturating_sub(now);
+            prop_assert!(level <= u64::from(limit - 1) * period, "overrun by {} ms", level - u64::from(limit - 1) * period);
+            full = full.max(now) + period;
+            let used = u32::try_from((full - now).div_ceil(period)).unwrap();
+            sent.push(now);
+            let answered = now + round_trip;
+            bench.bucket.sent(Class::Write);
+            bench.bucket.landed(Class::Write);
+            let signal = answer(limit, limit - used, full - now);
+            bench.bucket.learn(bench.start + ms(answered), bench.start + ms(now), &signal, &mut bench.profile);
+            now = answered;
+        }
+        let told = limit as usize;
+        let (first, last) = (sent[told], sent[sent.len() - 1]);
+        let ideal = (sent.len() - 1 - told) as u64 * period;
+        prop_assert!(last - first <= ideal + ideal / 8 + 200, "{} ms for {ideal}", last - first);
     }
 }
