@@ -67,6 +67,8 @@ pub struct Answer {
     /// When REQUEST_TIMEOUT ends for the body. Far away if the answer came before the upload's end: then the upload is
     /// bounded by its progress, and the whole by the caller's own deadline.
     pub body_deadline: Instant,
+    /// Whether its connection was opened for it, so that it went out later than it was handed over.
+    pub connected: bool,
 }
 
 /// Why an attempt had no answer.
@@ -111,6 +113,7 @@ impl Upstream {
     /// Makes one attempt. Dropping the future closes the connection it used, unless the answer had come.
     pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Answer, SendError> {
         self.target.address(&mut request)?;
+        let started = Instant::now();
         let clock = attempt::Clock::start(self.target.request_timeout, request.body_mut());
         let (sent, clock) = clock.bound(self.client.request(request)).await?;
         let response = sent.map_err(|error| clock.explain(&error))?;
@@ -118,7 +121,8 @@ impl Upstream {
             return Err(SendError::Failed { message: "the answer switches protocols without being asked to".into() });
         }
         let body_deadline = clock.answered();
-        Ok(Answer { response, body_deadline })
+        let connected = response.extensions().get::<connect::Opened>().is_some_and(|opened| opened.0 >= started);
+        Ok(Answer { response, body_deadline, connected })
     }
 }
 

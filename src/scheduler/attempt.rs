@@ -73,7 +73,7 @@ impl Drop for Reservation {
 pub(super) async fn run(
     upstream: Upstream,
     mut outgoing: Box<Outgoing>,
-    permit: Permit,
+    mut permit: Permit,
     mut reservation: Reservation,
 ) -> Outcome {
     outgoing.attempts += 1;
@@ -83,11 +83,14 @@ pub(super) async fn run(
     };
     let request = Request::from_parts(outgoing.parts.clone(), body);
     let started = Instant::now();
-    let Answer { response, body_deadline } = match upstream.send(request).await {
+    let Answer { response, body_deadline, connected } = match upstream.send(request).await {
         Ok(answer) => answer,
         Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
         Err(SendError::Failed { message }) => return Outcome::Failed(ProxyError::Upstream(message)),
     };
+    if connected {
+        permit.connected();
+    }
     let deadline = body_deadline.min(outgoing.deadline);
     let signal = Signal::read(response.status(), response.headers());
     let shared = signal.scope == Some(Scope::Shared);

@@ -106,6 +106,8 @@ pub struct Grant {
     extras: Option<Box<[LaneId]>>,
     sent_at: Instant,
     judges: bool,
+    /// Its connection was opened for it.
+    pub connected: bool,
 }
 
 /// What a request should do now.
@@ -271,7 +273,7 @@ impl Client {
     ) -> Option<Result<Ticket, ProxyError>> {
         self.landed(now, grant);
         if !grant.ask.interaction {
-            self.pacer.answered(grant.sent_at, now);
+            self.pacer.answered(grant.sent_at, now, grant.connected);
         }
         self.judge(grant, signal);
         if signal.refused() && signal.global {

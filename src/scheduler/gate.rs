@@ -142,6 +142,13 @@ impl Permit {
         again.map(|again| again.map(|ticket| self.gate.waiting(ticket, grant.deadline)))
     }
 
+    /// The request had to wait for its connection after the permit was given.
+    pub fn connected(&mut self) {
+        if let Some(grant) = &mut self.grant {
+            grant.connected = true;
+        }
+    }
+
     /// Gives the permit back: nothing was sent.
     pub fn unsent(mut self) {
         if let Some(grant) = self.grant.take() {

@@ -12,7 +12,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const BASE_MARGIN: Duration = Duration::from_millis(2);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 const WIDEN_BY: Duration = Duration::from_millis(32);
-/// A request counts from this long after its claim at the latest: beyond it Discord works, and the network does not wait.
+/// A request counts from this long after its claim at the latest: beyond it Discord works, and no connection is opened.
 const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
@@ -31,9 +31,8 @@ pub struct Pacer {
     margin: Duration,
     margin_at: Instant,
     blocked_until: Option<Instant>,
-    /// The time the quickest answers of late took, of so many answers.
+    /// The time the quickest answers of late took, over connections that were open.
     quickest: Duration,
-    answers: u32,
 }
 
 impl Pacer {
@@ -50,7 +49,6 @@ impl Pacer {
             margin_at: now,
             blocked_until: None,
             quickest: Duration::MAX,
-            answers: 0,
         };
         let window = pacer.window();
         let steps = limit.min(EXACT_UP_TO);
@@ -114,16 +112,18 @@ impl Pacer {
         self.blocked_until
     }
 
-    /// What was claimed at `claimed` has been answered. Discord counted it at some moment between the two: requests
-    /// that had to connect first arrive later than the next second's, which need not. So it counts from the latest
-    /// moment that the quickest way there and back leaves room for.
-    pub fn answered(&mut self, claimed: Instant, now: Instant) {
+    /// What was claimed at `claimed` has been answered. One whose connection had to be opened first arrived at Discord
+    /// later than its claim, and the next second's, over connections that are open, will not. So it counts from the
+    /// latest moment that the quickest way there and back leaves room for.
+    pub fn answered(&mut self, claimed: Instant, now: Instant, connected: bool) {
         let took = claimed.elapsed_at(now);
-        self.answers = self.answers.saturating_add(1);
-        self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
-        // The first answers are over new connections: they do not tell how quick one can be.
-        let quickest = if self.answers > self.limit { self.quickest } else { Duration::ZERO };
-        let late = (took - quickest.min(took)).min(MAX_LATE);
+        if !connected {
+            self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
+            return;
+        }
+        // Before any answer came over an open connection, nobody knows how quick one can be.
+        let quickest = if self.quickest == Duration::MAX { Duration::ZERO } else { self.quickest };
+        let late = took.saturating_sub(quickest).min(MAX_LATE);
         if late.is_zero() || self.limit > EXACT_UP_TO {
             return;
         }
@@ -187,11 +187,20 @@ mod tests {
         // Both had to connect first: Discord may have counted them as late as this.
         let answered = start + Duration::from_millis(300);
         for _ in 0..2 {
-            pacer.answered(start, answered);
+            pacer.answered(start, answered, true);
         }
         let Err(free) = pacer.claim(start + SECOND + 2 * BASE_MARGIN) else { panic!("a rolling second of three") };
         assert_eq!(free, answered + SECOND + BASE_MARGIN);
         assert_eq!(pacer.claim(free), Ok(()));
+    }
+
+    #[test]
+    fn slow_answers_over_open_connections_cost_nothing() {
+        let (mut pacer, start) = seasoned(2);
+        assert_eq!(pacer.claim(start), Ok(()));
+        assert_eq!(pacer.claim(start), Ok(()));
+        pacer.answered(start, start + Duration::from_millis(900), false);
+        assert_eq!(pacer.claim(start), Err(start + SECOND + BASE_MARGIN));
     }
 
     /// Sends `count` requests as fast as allowed, each timer late by `late`.

@@ -17,6 +17,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
@@ -119,7 +120,7 @@ impl Connector {
                 (Box::new(io) as Transport, h2)
             }
         };
-        Ok(Stream { io, h2, forwarded: matches!(plan.way, Way::Forward(_)) })
+        Ok(Stream { io, h2, forwarded: matches!(plan.way, Way::Forward(_)), opened: Opened(Instant::now()) })
     }
 
     /// A connection to the first hop: the upstream itself, or the proxy.
@@ -249,11 +250,16 @@ pub(super) struct Stream {
     io: Transport,
     h2: bool,
     forwarded: bool,
+    opened: Opened,
 }
+
+/// When a connection was opened; in the extensions of every answer that came over it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened(pub(super) Instant);
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        let connected = Connected::new().proxy(self.forwarded);
+        let connected = Connected::new().proxy(self.forwarded).extra(self.opened);
         if self.h2 { connected.negotiated_h2() } else { connected }
     }
 }
