@@ -2,20 +2,27 @@
 //!
 //! An idle credential may send its whole limit at once. One that has run into the limit is spread evenly over the
 //! second until a slot goes unused, so that nobody waits a whole second behind somebody else's burst. The window is a
-//! little longer than a second, by a margin that grows when Discord disagrees and shrinks again (network jitter can
-//! push two of our seconds into one of Discord's).
+//! little longer than a second: by a margin that grows when Discord disagrees and shrinks again (network jitter can
+//! push two of our seconds into one of Discord's), and by how late our own timers have been of late (a busy machine
+//! sends as unevenly as it wakes).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
-const BASE_MARGIN: Duration = Duration::from_millis(2);
+const BASE_MARGIN: Duration = Duration::from_millis(1);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 const WIDEN_BY: Duration = Duration::from_millis(32);
 /// A request counts from this long after its claim at the latest: beyond it Discord works, and no connection is opened.
 const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
+/// The part that our own lateness asks for halves in this time, and is never more than the other.
+const CALM_DOWN: Duration = Duration::from_secs(5);
+/// Timers are late by a millisecond or two at any time; beyond this the machine stood still.
+const STALL: Duration = Duration::from_millis(5);
+/// Nobody waited for a slot that was taken so much later.
+const UNWANTED: Duration = Duration::from_millis(500);
 /// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
 const EXACT_UP_TO: u32 = 1000;
 
@@ -30,6 +37,10 @@ pub struct Pacer {
     spread: Option<Instant>,
     margin: Duration,
     margin_at: Instant,
+    /// How late the timers of waiting requests have been, as of when.
+    lateness: (Duration, Instant),
+    /// What the last request that had to wait was promised.
+    promised: Option<Instant>,
     blocked_until: Option<Instant>,
     /// The time the quickest answers of late took, over connections that were open.
     quickest: Duration,
@@ -47,10 +58,12 @@ impl Pacer {
             spread: None,
             margin: BASE_MARGIN,
             margin_at: now,
+            lateness: (Duration::ZERO, now),
+            promised: None,
             blocked_until: None,
             quickest: Duration::MAX,
         };
-        let window = pacer.window();
+        let window = pacer.window(now);
         let steps = limit.min(EXACT_UP_TO);
         let Some(start) = credit_from.checked_sub(window) else { return pacer };
         for step in 1..=steps {
@@ -66,10 +79,26 @@ impl Pacer {
 
     /// Takes one request's allowance, or names the instant to try again.
     pub fn claim(&mut self, now: Instant) -> Result<(), Instant> {
+        let claimed = self.try_claim(now);
+        match claimed {
+            Ok(()) => {
+                let late = self.promised.take().map_or(Duration::ZERO, |at| at.elapsed_at(now));
+                // What stalled this one may have caught the one before it on its way, a slot earlier.
+                let stall = if late > STALL { late + self.window(now) / self.limit } else { late };
+                if stall > self.lateness(now) && late < UNWANTED {
+                    self.lateness = (stall.min(MAX_MARGIN), now);
+                }
+            }
+            Err(at) => self.promised = Some(at),
+        }
+        claimed
+    }
+
+    fn try_claim(&mut self, now: Instant) -> Result<(), Instant> {
         if let Some(until) = self.blocked(now) {
             return Err(until);
         }
-        let window = self.window();
+        let window = self.window(now);
         while let Some((at, count)) = self.sends.front().copied().filter(|(at, _)| *at + window <= now) {
             debug_assert!(at <= now);
             self.sends.pop_front();
@@ -146,15 +175,24 @@ impl Pacer {
         }
     }
 
-    fn window(&self) -> Duration {
-        SECOND + self.margin
+    fn window(&self, now: Instant) -> Duration {
+        SECOND + self.margin + self.lateness(now)
+    }
+
+    fn lateness(&self, now: Instant) -> Duration {
+        let (late, at) = self.lateness;
+        if late.is_zero() { late } else { halved(late, at.elapsed_at(now), CALM_DOWN) }
     }
 
     fn margin_now(&self, now: Instant) -> Duration {
         let learned = self.margin.saturating_sub(BASE_MARGIN);
-        let halves = self.margin_at.elapsed_at(now).as_secs_f64() / NARROW_EVERY.as_secs_f64();
-        BASE_MARGIN + learned.mul_f64(0.5f64.powf(halves))
+        BASE_MARGIN + halved(learned, self.margin_at.elapsed_at(now), NARROW_EVERY)
     }
+}
+
+/// What is left of `value` after `elapsed`, if it halves in every `half_life`.
+fn halved(value: Duration, elapsed: Duration, half_life: Duration) -> Duration {
+    value.mul_f64(0.5f64.powf(elapsed.as_secs_f64() / half_life.as_secs_f64()))
 }
 
 trait ElapsedAt {
@@ -239,6 +277,14 @@ mod tests {
         let sent = drain(&mut pacer, now, 3200, Duration::from_millis(1));
         assert!(at_most(&sent, 50));
         assert!(sent[3199] - now < Duration::from_millis(64_200), "{:?}", sent[3199] - now);
+    }
+
+    #[test]
+    fn a_machine_that_wakes_late_leaves_as_much_room() {
+        let (mut pacer, now) = seasoned(50);
+        let sent = drain(&mut pacer, now, 200, Duration::from_millis(60));
+        assert!(sent[100..].windows(51).all(|run| run[50] - run[0] >= SECOND + Duration::from_millis(30)));
+        assert!(pacer.lateness(sent[199] + CALM_DOWN * 8) < Duration::from_millis(1));
     }
 
     #[test]
