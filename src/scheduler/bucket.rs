@@ -215,7 +215,8 @@ impl Bucket {
     fn count(&mut self, reading: &Reading, sent_at: Instant, profile: &Profile) {
         let reset_at = reading.at + reading.reset_after;
         let drip = matches!(profile.shape(), Shape::Drip { .. });
-        let slack = (reading.reset_after / 4).min(Duration::from_millis(250));
+        // The next use of a drip pushes its reset by a period, however short.
+        let slack = if drip { Duration::ZERO } else { (reading.reset_after / 4).min(Duration::from_millis(250)) };
         let live = self.knowledge == Knowledge::Counted && sent_at < self.reset_at;
         if live && reset_at <= self.reset_at + slack {
             // Of the same window, or older than what is known: never raises it.
@@ -228,7 +229,9 @@ impl Bucket {
             self.remaining = self.remaining.min(reading.remaining);
             self.reset_at = reset_at;
         } else {
-            self.remaining = reading.remaining;
+            // An answer that took its time may push a drip's reset without being the later one.
+            let overlaps = live && drip && sent_at < self.seen;
+            self.remaining = if overlaps { self.remaining.min(reading.remaining) } else { reading.remaining };
             self.reset_at = reset_at;
         }
         self.limit = reading.limit;

@@ -135,6 +135,19 @@ fn a_drip_bucket_opens_one_period_at_a_time() {
 }
 
 #[test]
+fn a_quick_drip_is_not_taken_for_fuller_than_it_is() {
+    let mut bench = Bench::new();
+    for (at, remaining, reset) in [(0, 4, 193), (6, 3, 380), (9, 2, 570), (11, 1, 761), (17, 0, 948)] {
+        bench.call(at, Class::Read, answer(5, remaining, reset));
+    }
+    let Admission::At(open) = bench.admit(18, Class::Read) else { panic!("closed") };
+    assert!(open >= bench.start + ms(193) && open < bench.start + ms(220), "{:?}", open - bench.start);
+    assert_eq!(bench.admit(220, Class::Read), Admission::Now);
+    bench.bucket.sent(Class::Read);
+    assert_eq!(bench.admit(220, Class::Read), Admission::OnAnswer, "one call has come back, not two");
+}
+
+#[test]
 fn an_early_reset_costs_one_refusal_and_then_fits() {
     let mut bench = Bench::new();
     let refused = Signal { status: StatusCode::TOO_MANY_REQUESTS, ..answer(1, 0, 100) };
