@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::cluster::members::{Owner, View};
 use crate::cluster::{self, Cluster, Joining, peer, swim::Gossip};
 use crate::config::Config;
 use crate::front;
@@ -188,7 +189,7 @@ async fn join(
     handler: &Arc<Handler>,
     tasks: &mut JoinSet<()>,
 ) -> Result<(Arc<Gossip>, watch::Sender<bool>), String> {
-    let mut members = joining.members();
+    let members = joining.members();
     let (listener, tls, joining) = joining.split();
     let (close, closing) = watch::channel(false);
     let served = handler.clone();
@@ -205,20 +206,26 @@ async fn join(
         drop(following);
         pending().await
     });
-    let metrics = handler.metrics.clone();
-    tasks.spawn(async move {
-        loop {
-            metrics.members(members.borrow_and_update().list().len());
-            if members.changed().await.is_err() {
-                pending().await
-            }
-        }
-    });
+    tasks.spawn(follow(members, handler.metrics.clone(), handler.scheduler.clone()));
     let gossip = Arc::new(joining.await?);
     let watched = gossip.clone();
     tasks.spawn(async move { watched.ended().await });
     tracing::info!(members = handler.cluster.size(), "joined the cluster");
     Ok((gossip, close))
+}
+
+/// Tells what it concerns of every change of the membership.
+async fn follow(mut members: watch::Receiver<Arc<View>>, metrics: Metrics, scheduler: Scheduler) {
+    let mut before = members.borrow_and_update().clone();
+    loop {
+        metrics.members(before.list().len());
+        if members.changed().await.is_err() {
+            pending().await
+        }
+        let now = members.borrow_and_update().clone();
+        scheduler.moved(|key| now.owner(key) == Owner::Local && before.owner(key) != Owner::Local);
+        before = now;
+    }
 }
 
 /// Lets admitted requests finish for as long as `patience`, and ends what is left.

@@ -152,6 +152,12 @@ impl Scheduler {
         }
     }
 
+    /// Credentials have just changed their owners, `gained` are now this node's: what they sent in the last second is not
+    /// known here, so that they start evenly.
+    pub fn moved(&self, gained: impl Fn(&[u8; 32]) -> bool) {
+        self.shared.clients.moved(gained);
+    }
+
     /// Drops what nobody uses any more, for as long as it is polled.
     pub async fn sweep(&self) {
         let mut every = tokio::time::interval(SWEEP_EVERY);

@@ -298,6 +298,11 @@ impl Client {
         self.waiters.is_empty() && self.in_flight == 0
     }
 
+    /// Somebody else may have used the credential until now.
+    pub fn doubt(&mut self, now: Instant) {
+        self.pacer.doubt(now, now);
+    }
+
     /// When it was last used, if nothing is lost by forgetting it.
     pub fn disposable(&mut self, now: Instant) -> Option<Instant> {
         let blocked = self.pacer.blocked(now).is_some()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ahash::AHashMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::client::{Ask, Client, IDLE, Limits};
 use super::gate::{Gate, Turn, now};
@@ -35,7 +35,8 @@ pub struct Clients {
     max_bearers: usize,
     max_clients: usize,
     max_buckets: usize,
-    started: Instant,
+    /// What was sent before, by this process or another, is not known of a credential without state.
+    credit_from: Mutex<Instant>,
 }
 
 impl Clients {
@@ -56,7 +57,7 @@ impl Clients {
             max_bearers: config.max_bearer_count,
             max_clients: config.max_client_states,
             max_buckets: config.max_bucket_states,
-            started,
+            credit_from: Mutex::new(started),
         }
     }
 
@@ -80,7 +81,7 @@ impl Clients {
             return Err(ProxyError::Unavailable(Reason::ClientLimit));
         }
         let now = now();
-        let pacer = Pacer::new(self.limit(identity), now, self.started);
+        let pacer = Pacer::new(self.limit(identity), now, *self.credit_from.lock());
         let client = Client::new(Arc::clone(&self.limits), Arc::clone(&self.room), pacer, self.lock_invalid, now);
         let gate = Gate::new(client);
         known.insert(key, Arc::clone(&gate));
@@ -92,6 +93,21 @@ impl Clients {
         match gate.enter(ask, deadline) {
             Err(ProxyError::Unavailable(Reason::BucketLimit)) if self.make_room() => gate.enter(ask, deadline),
             entered => entered,
+        }
+    }
+
+    /// Credentials have just changed their owners: those that are new here, and the `gained` ones of which there is old
+    /// state, may have been used elsewhere until now.
+    pub fn moved(&self, gained: impl Fn(&[u8; 32]) -> bool) {
+        let now = now();
+        *self.credit_from.lock() = now;
+        let known = self.known.read();
+        let all = known
+            .iter()
+            .map(|((_, key), gate)| (key, gate))
+            .chain([(&Identity::UNAUTHENTICATED.key, &self.unauthenticated)]);
+        for (_, gate) in all.filter(|(key, _)| gained(key)) {
+            gate.with(|client| client.doubt(now));
         }
     }
 

@@ -63,18 +63,25 @@ impl Pacer {
             blocked_until: None,
             quickest: Duration::MAX,
         };
-        let window = pacer.window(now);
-        let steps = limit.min(EXACT_UP_TO);
-        let Some(start) = credit_from.checked_sub(window) else { return pacer };
+        pacer.doubt(now, credit_from);
+        pacer
+    }
+
+    /// What was sent before `credit_from` is not known: the second before it counts as spent, evenly, on top of what is
+    /// known.
+    pub fn doubt(&mut self, now: Instant, credit_from: Instant) {
+        let window = self.window(now);
+        let steps = self.limit.min(EXACT_UP_TO);
+        let Some(start) = credit_from.checked_sub(window) else { return };
         for step in 1..=steps {
-            let share = limit / steps + u32::from(step <= limit % steps);
+            let share = self.limit / steps + u32::from(step <= self.limit % steps);
             let at = start + window * step / steps;
             if at + window > now {
-                pacer.sends.push_back((at, share));
-                pacer.count += share;
+                self.sends.push_back((at, share));
+                self.count += share;
             }
         }
-        pacer
+        self.sends.make_contiguous().sort_unstable();
     }
 
     /// Takes one request's allowance, or names the instant to try again.
@@ -294,6 +301,17 @@ mod tests {
         let sent = drain(&mut pacer, now, 60, Duration::ZERO);
         assert!(sent.iter().filter(|at| **at - now < Duration::from_millis(500)).count() <= 25);
         assert!(at_most(&sent, 50));
+    }
+
+    #[test]
+    fn what_another_may_have_sent_counts_on_top_of_what_was_sent_here() {
+        let (mut pacer, now) = seasoned(50);
+        assert_eq!(drain(&mut pacer, now, 10, Duration::ZERO)[9], now);
+        pacer.doubt(now, now);
+        let sent = drain(&mut pacer, now, 60, Duration::ZERO);
+        assert!(sent.iter().filter(|at| **at - now < Duration::from_millis(500)).count() <= 25);
+        assert!(sent.windows(51).all(|run| run[50] - run[0] >= SECOND));
+        assert!(pacer.sends.iter().is_sorted());
     }
 
     #[test]
