@@ -2,7 +2,7 @@
 //!
 //! Requests and answers are streamed with each stream's own small window, so that neither node keeps more of a body than
 //! that, and no slow one holds the others of the connection up. Proxies of the environment never apply here. The state
-//! that moves with ownership travels on connections of its own, told apart by ALPN; this protocol is [`tls::HOP`].
+//! that moves with ownership travels on connections of its own, told apart by ALPN; this protocol is [`super::tls::HOP`].
 
 use std::error::Error;
 use std::fmt::Write as _;
