@@ -16,30 +16,20 @@ mod pacing;
 mod support;
 mod tls;
 
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use fake_discord::{Arrival, FakeDiscord, Reply, Script};
 use nirn_proxy::config::Config;
+use support::calls::{AT_ONCE, SLACK, assert_within, is_local, ms, request, statuses, wait_between};
 use support::client::{Answer, Client};
 use support::{Node, PATIENCE, config};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// What a busy machine may add to a wait.
-const SLACK: Duration = Duration::from_secs(1);
-
-/// Less than any wait here, more than a call that does not wait.
-const AT_ONCE: Duration = Duration::from_millis(700);
-
 const CHANNEL_1: &str = "/api/v10/channels/100000000000000001";
 const CHANNEL_2: &str = "/api/v10/channels/100000000000000002";
 const GUILD: &str = "/api/v10/guilds/200000000000000001";
-
-fn ms(length: u64) -> Duration {
-    Duration::from_millis(length)
-}
 
 /// A proxy before a fake with these limits.
 async fn setup(script: Script) -> (FakeDiscord, Node) {
@@ -63,15 +53,8 @@ fn impatient(config: &mut Config) {
 
 /// One call over a connection of its own; `token` is an `Authorization` value, or empty for none.
 async fn ask_with(node: SocketAddr, token: &str, method: &str, path: &str, body: &str) -> Answer {
-    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: proxy\r\n");
-    if !token.is_empty() {
-        write!(head, "Authorization: {token}\r\n").unwrap();
-    }
-    if !matches!(method, "GET" | "DELETE") {
-        write!(head, "Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()).unwrap();
-    }
     let mut client = Client::connect(node).await;
-    client.send(head + "\r\n" + body).await;
+    client.send(request(token, method, path, body)).await;
     client.answer_to(method).await
 }
 
@@ -105,26 +88,6 @@ async fn ask_all_as(
 
 fn guilds(n: usize) -> Vec<(&'static str, String)> {
     (0..n).map(|n| ("GET", format!("/api/v10/guilds/200000000000000{n:03}"))).collect()
-}
-
-fn statuses(answers: &[Answer]) -> Vec<u16> {
-    answers.iter().map(|answer| answer.status).collect()
-}
-
-/// From the judgement of one request to the arrival of another.
-fn wait_between(first: &Arrival, second: &Arrival) -> Duration {
-    second.at.saturating_duration_since(first.judged_at.unwrap())
-}
-
-#[track_caller]
-fn assert_within(length: Duration, from: Duration, to: Duration) {
-    assert!(length >= from, "waited {length:?}, less than {from:?}");
-    assert!(length <= to + SLACK, "waited {length:?}, longer than {to:?} and the slack");
-}
-
-/// An answer that the proxy gave by itself.
-fn is_local(answer: &Answer) -> bool {
-    answer.header("generated-by-proxy").is_some()
 }
 
 fn retry_after(answer: &Answer) -> u64 {
