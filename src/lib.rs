@@ -7,8 +7,8 @@
 //! # Three layers
 //!
 //! - **Core**: decisions. No socket, no task, no clock read, no log, no metric; what needs the time is given it.
-//!   [`config`], [`error`], [`identity`], [`route`], [`front::framing`], [`front::headers`], and in the scheduler
-//!   [`scheduler::bucket`], [`scheduler::budget`], [`scheduler::pacer`], [`scheduler::routes`], [`scheduler::signal`].
+//!   [`config`], [`error`], [`identity`], [`route`], [`front::framing`], [`front::headers`], [`cluster::members`], and in
+//!   the scheduler everything but its gate, its attempts and the bodies it keeps: above all [`scheduler::client`].
 //! - **Shell**: tokio and hyper around the cores. It moves bytes, sleeps until the instant a core named, and holds guards
 //!   whose drop is the whole clean-up: [`front`], [`scheduler`], [`upstream`], [`cluster`], [`observe`].
 //! - **Wiring**: [`daemon`] and `main`. They see everything and decide nothing.
@@ -22,11 +22,20 @@
 //!    refuses. From here to the last byte of its answer the request holds a [`front::guard`].
 //! 3. [`route`] says what the request is for and [`identity`] who asks, both from a look at the head alone.
 //! 4. [`front::headers`] makes the headers that go to Discord.
-//! 5. [`scheduler`] dispatches it under one deadline: the credential's state, the invalid-request budget, the turn in the
-//!    bucket's queue, the bucket's model, the global limit; then [`upstream`] sends it, and what the answer's headers say
-//!    is learned. A 429 that can be repeated within the deadline goes round again and keeps its place, with its body from
-//!    [`scheduler::replay`]. The turn is given on at the headers: a slow body holds nobody up.
-//! 6. The answer's head goes back through [`front::headers`], and its body as a [`front::body`], which carries the guard
+//! 5. [`cluster`] says who owns the credential. A peer's request crosses to it by [`cluster::peer`], once, and comes back
+//!    the same way; what is ours (alone, everything is) goes on here.
+//! 6. [`scheduler`] dispatches it under one deadline. [`scheduler::clients`] finds the credential's state, which is a pure
+//!    state machine behind one lock, the [`scheduler::client`]; [`scheduler::gate`] waits at it and holds what it grants:
+//!    - [`scheduler::routes`]: no hold on the route, and the bucket (or buckets) it counts in;
+//!    - [`scheduler::line`]: the head of that bucket's line, in order of arrival;
+//!    - [`scheduler::bucket`]: what Discord's answers allow, with the shape and the margin that [`scheduler::profile`] has
+//!      learned for the bucket's hash;
+//!    - the credential's validity, then [`scheduler::pacer`]: the global limit.
+//!
+//!    A slot of the [`scheduler::budget`] of invalid requests is reserved, and [`upstream`] sends it. What the answer says
+//!    ([`scheduler::signal`]) is learned, and the turn is given on at the headers: a slow body holds nobody up. A 429 that
+//!    can be repeated within the deadline goes round again and keeps its place, with its body from [`scheduler::replay`].
+//! 7. The answer's head goes back through [`front::headers`], and its body as a [`front::body`], which carries the guard
 //!    and the deadline. A body past its deadline is cut, never ended as if it were whole.
 //!
 //! # A client that goes away

@@ -115,9 +115,7 @@ impl Clients {
     pub fn sweep(&self) {
         let now = now();
         let Some(before) = now.checked_sub(IDLE) else { return };
-        for gate in self.gates() {
-            gate.with(|client| client.sweep(now, before, usize::MAX));
-        }
+        self.each(|client| _ = client.sweep(now, before, usize::MAX));
         self.known.write().retain(|_, gate| {
             let old = |gate: &Arc<Gate>| gate.with(|client| client.disposable(now)).is_some_and(|used| used <= before);
             Arc::strong_count(gate) > 1 || !old(gate)
@@ -126,12 +124,16 @@ impl Clients {
 
     /// Whether no request waits or is in flight anywhere.
     pub fn is_quiet(&self) -> bool {
-        self.gates().iter().all(|gate| gate.with(|client| client.is_quiet()))
+        let mut quiet = true;
+        self.each(|client| quiet &= client.is_quiet());
+        quiet
     }
 
-    fn gates(&self) -> Vec<Arc<Gate>> {
-        let known = self.known.read();
-        known.values().chain([&self.unauthenticated]).cloned().collect()
+    /// Visits every credential without holding on to any: a gate held outside the map is one in use.
+    fn each(&self, mut visit: impl FnMut(&mut Client)) {
+        for gate in self.known.read().values().chain([&self.unauthenticated]) {
+            gate.with(&mut visit);
+        }
     }
 
     /// Whether any bucket could be dropped.
@@ -139,12 +141,11 @@ impl Clients {
         let now = now();
         let mut wanted = self.max_buckets / EVICT_PART + 1;
         let before = wanted;
-        for gate in self.gates() {
-            wanted -= gate.with(|client| client.sweep(now, now, wanted));
-            if wanted == 0 {
-                break;
+        self.each(|client| {
+            if wanted > 0 {
+                wanted -= client.sweep(now, now, wanted);
             }
-        }
+        });
         wanted < before
     }
 
