@@ -153,7 +153,12 @@ fn unfinished_or_private_things_are_not_written_down() {
 fn packages() -> BTreeSet<(String, String)> {
     let arguments =
         ["--offline", "--locked", "--workspace", "-e", "normal,build,dev", "--prefix", "none", "-f", "{p}|{l}"];
-    let output = Command::new(env!("CARGO")).arg("tree").args(arguments).current_dir(root()).output().unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["--color", "never", "tree"])
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let packages = text.lines().filter_map(|line| line.split_once('|'));

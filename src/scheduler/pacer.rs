@@ -86,19 +86,24 @@ impl Pacer {
 
     /// Takes one request's allowance, or names the instant to try again.
     pub fn claim(&mut self, now: Instant) -> Result<(), Instant> {
+        // Before anything else: after a stall not even the first request may trust the usual window.
+        if let Some(at) = self.promised.take_if(|at| *at <= now) {
+            self.woken(at.elapsed_at(now), now);
+        }
         let claimed = self.try_claim(now);
-        match claimed {
-            Ok(()) => {
-                let late = self.promised.take().map_or(Duration::ZERO, |at| at.elapsed_at(now));
-                // What stalled this one may have caught the one before it on its way, a slot earlier.
-                let stall = if late > STALL { late + self.window(now) / self.limit } else { late };
-                if stall > self.lateness(now) && late < UNWANTED {
-                    self.lateness = (stall.min(MAX_MARGIN), now);
-                }
-            }
-            Err(at) => self.promised = Some(at),
+        if let Err(at) = claimed {
+            self.promised = Some(at);
         }
         claimed
+    }
+
+    /// Somebody who waited woke so late.
+    fn woken(&mut self, late: Duration, now: Instant) {
+        // What stalled this one may have caught the one before it on its way, a slot earlier.
+        let stall = if late > STALL { late + self.window(now) / self.limit } else { late };
+        if stall > self.lateness(now) && late < UNWANTED {
+            self.lateness = (stall.min(MAX_MARGIN), now);
+        }
     }
 
     fn try_claim(&mut self, now: Instant) -> Result<(), Instant> {
