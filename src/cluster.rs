@@ -12,10 +12,11 @@ pub mod seeds;
 pub mod swim;
 pub mod tls;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use http::Request;
@@ -24,6 +25,8 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 
 use self::members::{Key, Member, Owner, View};
 use self::peer::Peers;
@@ -33,11 +36,15 @@ use crate::config::{self, Config};
 use crate::error::ProxyError;
 use crate::identity::{Identity, Kind};
 use crate::route::{self, Route};
-use crate::scheduler::Dispatched;
-use crate::{clock, front};
+use crate::scheduler::handover::{Credential, Handover};
+use crate::scheduler::{Dispatched, Scheduler};
+use crate::{agreed, clock, front};
 
 /// Owners that are remembered for the membership in force, by the first bytes of the key.
 const REMEMBERED: usize = 4_096;
+/// Handovers that are remembered, and how long they tell that nothing more is to come.
+const HANDED: usize = 64;
+const RECENT: Duration = Duration::from_secs(5);
 
 /// Whether this process is one of several.
 #[derive(Clone)]
@@ -52,6 +59,8 @@ pub enum Cluster {
 pub struct Membership {
     members: watch::Receiver<Arc<View>>,
     peers: Peers,
+    /// The last nodes that handed their credentials over as they left.
+    handed: watch::Sender<VecDeque<(String, Instant)>>,
     remembered: Box<[Mutex<Remembered>]>,
 }
 
@@ -93,6 +102,7 @@ pub fn key(identity: &Identity, route: &Route, path: &str) -> Key {
 ///
 /// In words that name the variable and the remedy.
 pub fn bind(config: &Config, cluster: &config::Cluster) -> Result<(Cluster, Joining), String> {
+    agreed::on(cluster.secret.expose().as_bytes());
     let advertised = cluster.advertise_ip.unwrap_or(config.bind_ip);
     if advertised.is_unspecified() {
         let ip = config.bind_ip;
@@ -150,7 +160,7 @@ impl Membership {
     fn new(members: watch::Receiver<Arc<View>>, peers: Peers) -> Self {
         let nothing = Remembered { epoch: 0, key: [0; 32], place: None };
         let remembered = (0..REMEMBERED).map(|_| Mutex::new(nothing)).collect();
-        Self { members, peers, remembered }
+        Self { members, peers, handed: watch::Sender::default(), remembered }
     }
 
     /// The owner of a key: ranked once for a membership, then remembered until another key takes the place.
@@ -199,6 +209,56 @@ impl Cluster {
             Self::Alone => 1,
             Self::Member(membership) => membership.members.borrow().list().len(),
         }
+    }
+
+    /// Waits, if a key's former owner has just left, until it has handed over what it knows or has had the time to.
+    pub async fn settled(&self, key: &Key) {
+        let Self::Member(membership) = self else { return };
+        let Some((former, until)) = membership.members.borrow().former_owner(key, Instant::now()) else { return };
+        let mut handed = membership.handed.subscribe();
+        let recent = |at: &Instant| at.elapsed() < RECENT;
+        let told = handed.wait_for(|handed| handed.iter().any(|(name, at)| **name == *former.name && recent(at)));
+        // Its time is over: what it knew is not known here.
+        _ = timeout_at(until.into(), told).await;
+    }
+
+    /// Takes in what a node that leaves hands over.
+    pub fn take(&self, scheduler: &Scheduler, message: &[u8]) {
+        let (Self::Member(membership), Some(handover)) = (self, Handover::decode(message)) else { return };
+        scheduler.unpack(&handover);
+        tracing::info!(name = handover.from, credentials = handover.credentials.len(), "a leaving member handed over");
+        membership.handed.send_modify(|handed| {
+            handed.truncate(HANDED - 1);
+            handed.push_front((handover.from, Instant::now()));
+        });
+    }
+
+    /// Hands what is known of this node's credentials over to those who own them when it is gone.
+    pub async fn hand_over(&self, scheduler: &Scheduler) {
+        let Self::Member(membership) = self else { return };
+        let members = membership.members.borrow().clone();
+        let Some((local, rest)) = members.without_local() else { return };
+        let mut shares: Vec<Vec<Credential>> = rest.list().iter().map(|_| Vec::new()).collect();
+        for credential in scheduler.pack(|key| members.owner(key) == Owner::Local) {
+            // Without an heir nobody serves it.
+            if let Some(share) = rest.rank(&credential.key).and_then(|place| shares.get_mut(usize::from(place))) {
+                share.push(credential);
+            }
+        }
+        let invalid = scheduler.invalid_requests();
+        let mut telling = JoinSet::new();
+        for (place, (heir, credentials)) in rest.list().iter().zip(shares).enumerate() {
+            let invalid = invalid.iter().skip(place).step_by(rest.list().len()).copied().collect();
+            let message = Handover { from: local.name.to_string(), invalid, credentials }.encode();
+            let (peers, to) = (membership.peers.clone(), heir.peer());
+            telling.spawn(async move {
+                let Some(message) = message else { return };
+                if let Err(error) = peers.tell(to, &message).await {
+                    tracing::warn!(peer = %to, %error, "could not hand credentials over");
+                }
+            });
+        }
+        while telling.join_next().await.is_some() {}
     }
 
     /// Sends a request on to its owner, see [`Peers::forward`].

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::cluster::members::{Owner, View};
 use crate::cluster::{self, Cluster, Joining, peer, swim::Gossip};
@@ -28,6 +28,8 @@ use crate::upstream::Upstream;
 
 /// After a node has told the others that it leaves, so long they may go on sending what it owned.
 const HEARSAY: Duration = Duration::from_millis(500);
+/// How often it is looked whether anything is still under way meanwhile.
+const QUIET_CHECK: Duration = Duration::from_millis(10);
 /// For the last answers once the drain's time is up.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 
@@ -162,6 +164,7 @@ impl Daemon {
             }
         }
         let patience = Patience { head: limits.head, idle: limits.idle };
+        let leaving = handler.clone();
         let front = tasks.spawn(front::accept(listeners.proxy, handler, patience));
         let (gossip, closing) = membership.unzip();
         let stopped = async {
@@ -171,7 +174,12 @@ impl Daemon {
                 // Dropped when there is nobody to tell.
                 closing.map(|closing: watch::Sender<bool>| closing.send_replace(true));
             };
-            drain(&admission, limits.drain, gossip.as_ref(), close).await;
+            let leave = async {
+                if let Some(gossip) = &gossip {
+                    leave(gossip, &leaving, HEARSAY.min(limits.drain)).await;
+                }
+            };
+            drain(&admission, limits.drain, leave, close).await;
         };
         tokio::select! {
             biased;
@@ -198,7 +206,9 @@ async fn join(
         // A stream that its peer gives up takes its future with it, so that no link has to say so.
         async move { handler.handle(request, Arc::new(Link::default()), Origin::Peer).await }
     };
-    let peers = peer::serve(listener, tls, members.clone(), closing, handle);
+    let heir = handler.clone();
+    let take = move |message: &[u8]| heir.cluster.take(&heir.scheduler, message);
+    let peers = peer::serve(listener, tls, members.clone(), closing, handle, take);
     let following = handler.admission.follow();
     tasks.spawn(async move {
         peers.await;
@@ -228,14 +238,26 @@ async fn follow(mut members: watch::Receiver<Arc<View>>, metrics: Metrics, sched
     }
 }
 
+/// Tells the others that this node leaves; and then its heirs, once they have heard and what was under way has had a
+/// moment to end, what it knows.
+async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
+    gossip.leave().await;
+    let heard = Instant::now() + hearsay;
+    let quiet = async {
+        while !handler.scheduler.is_quiet() {
+            sleep(QUIET_CHECK).await;
+        }
+    };
+    _ = timeout_at(heard, quiet).await;
+    handler.cluster.hand_over(&handler.scheduler).await;
+    sleep_until(heard).await;
+}
+
 /// Lets admitted requests finish for as long as `patience`, and ends what is left.
-async fn drain(admission: &Admission, patience: Duration, gossip: Option<&Arc<Gossip>>, close: impl FnOnce()) {
+async fn drain(admission: &Admission, patience: Duration, leave: impl Future, close: impl FnOnce()) {
     let deadline = Instant::now() + patience;
     admission.advance(Phase::Draining);
-    if let Some(gossip) = gossip {
-        gossip.leave().await;
-        sleep(HEARSAY.min(patience)).await;
-    }
+    leave.await;
     // Health must go on answering, so the listener stays open for as long as there is work.
     _ = timeout_at(deadline, admission.emptied()).await;
     close();

@@ -8,6 +8,7 @@ use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use serde::{Deserialize, Serialize};
 
 /// How bots' tokens carry their user ID. The two alphabets differ in no letter that encodes a digit, so one reads both.
 const USER_ID: GeneralPurpose = GeneralPurpose::new(
@@ -20,7 +21,7 @@ const MAX_ID: usize = 20;
 const MAX_ENCODED_ID: usize = MAX_ID.div_ceil(3) * 4;
 
 /// The kind of credential a request carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `Bot X`, or a bare `X`.
     Bot,

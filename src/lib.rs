@@ -50,6 +50,7 @@
 //! [`Daemon::run`] drains: health answers 503, new requests are refused, admitted ones finish; what is left after 15 s gets
 //! a 503, or its stream is cut.
 
+pub mod agreed;
 pub mod clock;
 pub mod cluster;
 pub mod config;

@@ -110,7 +110,7 @@ impl Route {
             (Resource::Webhooks, Some(id), Some(token)) => key::of(b"webhook", &[id, token]),
             _ => 0,
         };
-        let key = key::of(method.as_str().as_bytes(), &[template.as_bytes(), &major.to_ne_bytes()]);
+        let key = key::of(method.as_str().as_bytes(), &[template.as_bytes(), &major.to_le_bytes()]);
         Self {
             key,
             major,

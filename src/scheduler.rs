@@ -14,6 +14,7 @@ use self::bucket::Class;
 use self::budget::Budget;
 use self::client::Ask;
 use self::clients::Clients;
+use self::handover::{Credential, Handover};
 use self::replay::{Kept, Vault};
 use crate::config::Scheduling;
 use crate::error::{ProxyError, Reason};
@@ -31,6 +32,7 @@ pub mod clients;
 pub mod coding;
 pub mod detail;
 pub mod gate;
+pub mod handover;
 pub mod key;
 pub mod line;
 pub mod pacer;
@@ -156,6 +158,24 @@ impl Scheduler {
     /// known here, so that they start evenly.
     pub fn moved(&self, gained: impl Fn(&[u8; 32]) -> bool) {
         self.shared.clients.moved(gained);
+    }
+
+    /// What the next owner of the `lost` credentials should know.
+    pub fn pack(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Vec<Credential> {
+        self.shared.clients.pack(lost)
+    }
+
+    /// How long ago each invalid request of the budget's window was.
+    pub fn invalid_requests(&self) -> Vec<Duration> {
+        self.shared.budget.lock().history(gate::now())
+    }
+
+    /// Takes over what a former owner knew.
+    pub fn unpack(&self, handover: &Handover) {
+        self.shared.budget.lock().add(gate::now(), &handover.invalid);
+        for credential in &handover.credentials {
+            self.shared.clients.unpack(credential);
+        }
     }
 
     /// Drops what nobody uses any more, for as long as it is polled.

@@ -100,6 +100,13 @@ impl Members {
         &self.sorted
     }
 
+    /// This node, and what is left of the cluster when it goes.
+    pub fn without_local(&self) -> Option<(Arc<Member>, Self)> {
+        let local = self.sorted.get(usize::from(self.local?))?;
+        let rest = self.sorted.iter().filter(|member| member.name != local.name).map(|member| (**member).clone());
+        Some((local.clone(), Self::new(self.epoch, rest, local.gossip, self.cap)))
+    }
+
     /// More members than CLUSTER_MAX_NODES.
     pub fn over_capacity(&self) -> bool {
         self.sorted.len() > self.cap
@@ -141,6 +148,9 @@ impl Members {
 /// How long a node still serves what it owned, when a hop comes from a peer that has not heard of the change: gossip
 /// takes half a second to reach everybody.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long the word of a member that left is waited for before what it owned is served: it tells what it knows once
+/// it has told that it leaves.
+const PATIENCE: Duration = Duration::from_millis(1_500);
 /// Former views that are kept at most.
 const FORMER: usize = 16;
 
@@ -169,6 +179,16 @@ impl View {
     /// Whether this node owned a key a moment ago.
     pub fn owned(&self, key: &Key, now: Instant) -> bool {
         self.former.iter().any(|(until, members)| *until > now && members.owner(key) == Owner::Local)
+    }
+
+    /// The member that owned a key until it went a moment ago, and until when its word is waited for.
+    pub fn former_owner(&self, key: &Key, now: Instant) -> Option<(Arc<Member>, Instant)> {
+        self.former.iter().rev().find_map(|(until, members)| {
+            let until = until.checked_sub(GRACE - PATIENCE).filter(|until| *until > now)?;
+            let Owner::Peer(owner) = members.owner(key) else { return None };
+            let gone = self.members.list().iter().all(|member| member.name != owner.name);
+            gone.then_some((owner, until))
+        })
     }
 }
 

@@ -29,11 +29,13 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::tls;
 use crate::error::{ProxyError, Reason};
 use crate::scheduler::Dispatched;
 
 pub use self::listener::serve;
 
+mod handover;
 mod listener;
 
 /// Marks a request that has made its hop: it makes no other.
@@ -57,6 +59,7 @@ const WARNING_PAUSE: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct Peers {
     client: Client<Connector, Unmeasured>,
+    teller: Connector,
     bound: Duration,
     warned: Arc<Mutex<Option<Instant>>>,
 }
@@ -65,6 +68,9 @@ impl Peers {
     /// A client that dials from `local`, so that peers see the address they know, and gives a hop `bound`:
     /// QUEUE_TIMEOUT and REQUEST_TIMEOUT together.
     pub fn new(tls: Arc<ClientConfig>, local: Option<IpAddr>, bound: Duration) -> Self {
+        let mut telling = (*tls).clone();
+        telling.alpn_protocols = vec![tls::HANDOVER.to_vec()];
+        let teller = Connector { tls: TlsConnector::from(Arc::new(telling)), local };
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -76,7 +82,7 @@ impl Peers {
             .http2_keep_alive_interval(PING_INTERVAL)
             .http2_keep_alive_timeout(PING_PATIENCE)
             .build(Connector { tls: TlsConnector::from(tls), local });
-        Self { client, bound, warned: Arc::default() }
+        Self { client, teller, bound, warned: Arc::default() }
     }
 
     /// Sends a request on to its owner and gives the owner's answer. Dropping the future, or later the answer's body,
@@ -102,6 +108,15 @@ impl Peers {
             }
             Err(_) => Err(unavailable),
         }
+    }
+
+    /// Hands a message over to a peer, on a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be reached, does not speak of such things, or is not done in time.
+    pub async fn tell(&self, to: SocketAddr, message: &[u8]) -> io::Result<()> {
+        handover::tell(self.teller.dial(to).await?, message).await
     }
 
     /// Errors of the connection carry nothing of a request.
@@ -162,6 +177,10 @@ impl Connector {
     async fn connect(self, uri: Uri) -> io::Result<Wire> {
         let to: SocketAddr =
             uri.authority().and_then(|authority| authority.as_str().parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Wire(TokioIo::new(self.dial(to).await?)))
+    }
+
+    async fn dial(&self, to: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
         let dialled = async {
             let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             if let Some(local) = self.local.filter(|local| local.is_ipv4() == to.is_ipv4()) {
@@ -171,8 +190,7 @@ impl Connector {
             stream.set_nodelay(true)?;
             self.tls.connect(ServerName::IpAddress(to.ip().into()), stream).await
         };
-        let stream = timeout(CONNECT_PATIENCE, dialled).await.map_err(|_| io::ErrorKind::TimedOut)??;
-        Ok(Wire(TokioIo::new(stream)))
+        timeout(CONNECT_PATIENCE, dialled).await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
 

@@ -21,6 +21,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The hop's protocol: plain HTTP/2.
 pub const HOP: &[u8] = b"h2";
+/// What a node that leaves tells of the credentials that move: see [`crate::scheduler::handover`].
+pub const HANDOVER: &[u8] = b"nirn-handover/1";
 
 /// The three files' contents.
 pub struct Pem {
@@ -66,7 +68,7 @@ pub fn configure(pem: &Pem, advertised: IpAddr, unix_ms: u64) -> Result<Tls, Str
         .with_client_cert_verifier(for_clients)
         .with_single_cert(chain.clone(), key.clone_key())
         .map_err(|error| refused_key(&error))?;
-    server.alpn_protocols = vec![HOP.to_vec()];
+    server.alpn_protocols = vec![HOP.to_vec(), HANDOVER.to_vec()];
     // A resumed session would outlive the check of its certificate.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});

@@ -122,7 +122,10 @@ impl Handler {
         let owner = self.cluster.owner(&key);
         let dispatch = async {
             match owner {
-                Owner::Local => self.scheduler.dispatch(request, &identity, &route, metrics).await,
+                Owner::Local => {
+                    self.cluster.settled(&key).await;
+                    self.scheduler.dispatch(request, &identity, &route, metrics).await
+                }
                 Owner::Peer(peer) if origin == Origin::Public => {
                     self.metrics.routed_sent();
                     let answered = self.cluster.forward(&peer, request).await;

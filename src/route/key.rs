@@ -1,31 +1,19 @@
-//! Keys: 128 bits under two hash functions that are random for each process, so that no client can aim at another's.
+//! Keys: 128 bits under hashes whose keys no client knows, so that none can aim at another's.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
 
 use ahash::RandomState;
 
-fn states() -> &'static [RandomState; 2] {
-    static STATES: OnceLock<[RandomState; 2]> = OnceLock::new();
-    STATES.get_or_init(|| [RandomState::new(), RandomState::new()])
-}
+use crate::agreed;
 
 /// The key of `parts` in a namespace; never 0.
 pub(super) fn of(namespace: &[u8], parts: &[&[u8]]) -> u128 {
-    let half = |state: &RandomState| {
-        let mut hasher = state.build_hasher();
-        for part in std::iter::once(&namespace).chain(parts) {
-            // with its length, or what stands on the border of two parts could belong to either
-            hasher.write_usize(part.len());
-            hasher.write(part);
-        }
-        hasher.finish()
-    };
-    let [high, low] = states();
-    (u128::from(half(high)) << 64 | u128::from(half(low))).max(1)
+    agreed::hash(namespace, parts).max(1)
 }
 
-/// A hasher for labels, which takes them piece by piece.
+/// A hasher for labels, which takes them piece by piece and means something in this process only.
 pub(super) fn hasher() -> impl Hasher {
-    states()[0].build_hasher()
+    static STATE: OnceLock<RandomState> = OnceLock::new();
+    STATE.get_or_init(RandomState::new).build_hasher()
 }

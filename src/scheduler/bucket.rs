@@ -5,8 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::profile::{Profile, Reading, Shape};
-use super::signal::{BucketHash, Signal};
+use super::signal::{BucketHash, MAX_WAIT, Signal};
 
 /// How a request may share its bucket with others in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +31,7 @@ pub enum Admission {
 }
 
 /// What is known of a bucket besides closures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 enum Knowledge {
     /// No answer yet, or the numbers are incomplete: one at a time.
     Nothing,
@@ -37,6 +39,19 @@ enum Knowledge {
     Limitless,
     /// `limit` and `remaining` hold, until `reset_at`.
     Counted,
+}
+
+/// A bucket's model for another node: times are what is left of them, or how long they are past.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct BucketState {
+    hash: Option<BucketHash>,
+    limit: u32,
+    remaining: u32,
+    reset: Duration,
+    closed: Option<Duration>,
+    seen: Duration,
+    knowledge: Knowledge,
+    untimed: u8,
 }
 
 /// The model of one bucket.
@@ -268,6 +283,45 @@ impl Bucket {
     fn left(&self, now: Instant, profile: &Profile) -> Duration {
         let announced = self.reset_at.saturating_duration_since(self.seen);
         (self.reset_at + profile.margin(now, announced)).saturating_duration_since(now)
+    }
+}
+
+impl Bucket {
+    /// What another node should know of it, when `promised` more requests are on their way from here.
+    pub fn pack(&self, now: Instant, promised: u32) -> BucketState {
+        BucketState {
+            hash: self.hash,
+            limit: self.limit,
+            remaining: self.remaining.saturating_sub(promised),
+            reset: self.reset_at.saturating_duration_since(now),
+            closed: self.closed(now).map(|until| until - now),
+            seen: now.saturating_duration_since(self.seen),
+            knowledge: self.knowledge,
+            untimed: self.untimed,
+        }
+    }
+
+    /// A bucket as another node knew it.
+    pub fn unpack(now: Instant, state: &BucketState) -> Self {
+        Self {
+            limit: state.limit,
+            remaining: state.remaining,
+            reset_at: now + state.reset.min(MAX_WAIT),
+            closed_until: state.closed.map(|left| now + left.min(MAX_WAIT)),
+            seen: now.checked_sub(state.seen.min(MAX_WAIT)).unwrap_or(now),
+            knowledge: state.knowledge,
+            untimed: state.untimed,
+            ..Self::new(state.hash, now)
+        }
+    }
+
+    /// Takes over what another node knows of the same bucket.
+    pub fn merge(&mut self, other: &Self) {
+        if other.seen > self.seen && other.knowledge != Knowledge::Nothing {
+            (self.limit, self.remaining, self.reset_at) = (other.limit, other.remaining, other.reset_at);
+            (self.seen, self.knowledge) = (other.seen, other.knowledge);
+        }
+        self.absorb(other);
     }
 }
 

@@ -42,6 +42,18 @@ impl Budget {
         }
     }
 
+    /// How long ago each invalid answer of the window was.
+    pub fn history(&self, now: Instant) -> Vec<Duration> {
+        let ages = self.spent.iter().map(|at| now.saturating_duration_since(*at));
+        ages.filter(|age| *age < self.window).collect()
+    }
+
+    /// Adds another node's history, as much of it as matters.
+    pub fn add(&mut self, now: Instant, history: &[Duration]) {
+        self.spent.extend(history.iter().take(self.limit).filter_map(|age| now.checked_sub(*age)));
+        self.spent.make_contiguous().sort_unstable();
+    }
+
     /// Attempts that are not settled yet.
     pub fn reserved(&self) -> usize {
         self.reserved

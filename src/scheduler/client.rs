@@ -11,8 +11,10 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
+use serde::{Deserialize, Serialize};
 use slab::Slab;
 
+pub mod handover;
 mod learning;
 mod turns;
 
@@ -60,7 +62,7 @@ pub struct Ask {
 }
 
 /// Whether Discord accepts the credential.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 enum Validity {
     /// Not told yet: one request at a time.
     Unjudged,

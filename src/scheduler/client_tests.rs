@@ -35,14 +35,14 @@ impl Bench {
         self.client.enter(now, ask, now + QUEUE)
     }
 
-    fn go(&mut self, at: u64, ask: Ask) -> Grant {
+    pub(super) fn go(&mut self, at: u64, ask: Ask) -> Grant {
         match self.enter(at, ask) {
             Ok(Entered::Go(grant)) => grant,
             other => panic!("at {at}: {other:?}"),
         }
     }
 
-    fn wait(&mut self, at: u64, ask: Ask) -> Ticket {
+    pub(super) fn wait(&mut self, at: u64, ask: Ask) -> Ticket {
         match self.enter(at, ask) {
             Ok(Entered::Waits(ticket)) => ticket,
             other => panic!("at {at}: {other:?}"),
@@ -59,7 +59,7 @@ impl Bench {
         assert!(self.client.answered(now, grant, &signal, false).is_none());
     }
 
-    fn call(&mut self, at: u64, ask: Ask, signal: Signal) {
+    pub(super) fn call(&mut self, at: u64, ask: Ask, signal: Signal) {
         let grant = self.go(at, ask);
         self.answer(at, &grant, signal);
     }

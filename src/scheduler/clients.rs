@@ -8,6 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::client::{Ask, Client, IDLE, Limits};
 use super::gate::{Gate, Turn, now};
+use super::handover::Credential;
 use super::pacer::Pacer;
 use super::room::Room;
 use crate::config::{Overrides, Scheduling};
@@ -83,7 +84,7 @@ impl Clients {
         let now = now();
         let pacer = Pacer::new(self.limit(identity), now, *self.credit_from.lock());
         let client = Client::new(Arc::clone(&self.limits), Arc::clone(&self.room), pacer, self.lock_invalid, now);
-        let gate = Gate::new(client);
+        let gate = Gate::of_bot(client, identity.bot_id);
         known.insert(key, Arc::clone(&gate));
         Ok(gate)
     }
@@ -108,6 +109,27 @@ impl Clients {
             .chain([(&Identity::UNAUTHENTICATED.key, &self.unauthenticated)]);
         for (_, gate) in all.filter(|(key, _)| gained(key)) {
             gate.with(|client| client.doubt(now));
+        }
+    }
+
+    /// What the next owner of the `lost` credentials should know.
+    pub fn pack(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Vec<Credential> {
+        let now = now();
+        let pack = |kind: Kind, key: &[u8; 32], gate: &Arc<Gate>| {
+            let client = gate.with(|client| client.pack(now))?;
+            Some(Credential { kind, key: *key, bot_id: gate.bot_id(), client })
+        };
+        let known: Vec<_> = self.known.read().iter().map(|(key, gate)| (*key, Arc::clone(gate))).collect();
+        let nobody = ((Kind::Unauthenticated, Identity::UNAUTHENTICATED.key), Arc::clone(&self.unauthenticated));
+        let all = known.into_iter().chain([nobody]).filter(|((_, key), _)| lost(key));
+        all.filter_map(|((kind, key), gate)| pack(kind, &key, &gate)).collect()
+    }
+
+    /// Takes over what a former owner knew of a credential, if there is room.
+    pub fn unpack(&self, credential: &Credential) {
+        let Credential { kind, key, bot_id, client: state } = credential;
+        if let Ok(gate) = self.gate(&Identity { kind: *kind, key: *key, bot_id: *bot_id }) {
+            gate.with(|client| client.unpack(now(), state));
         }
     }
 

@@ -18,6 +18,7 @@ use crate::error::ProxyError;
 #[derive(Debug)]
 pub struct Gate {
     client: Mutex<Client>,
+    bot_id: Option<u64>,
 }
 
 /// A request in its gate.
@@ -50,7 +51,17 @@ pub fn now() -> Instant {
 impl Gate {
     /// Around a client.
     pub fn new(client: Client) -> Arc<Self> {
-        Arc::new(Self { client: Mutex::new(client) })
+        Self::of_bot(client, None)
+    }
+
+    /// Around the client of a bot.
+    pub fn of_bot(client: Client, bot_id: Option<u64>) -> Arc<Self> {
+        Arc::new(Self { client: Mutex::new(client), bot_id })
+    }
+
+    /// The bot's user ID, if that is known: overrides of the global limit go by it.
+    pub fn bot_id(&self) -> Option<u64> {
+        self.bot_id
     }
 
     /// Runs a decision under the lock and, after it, wakes whom it concerns.

@@ -2,16 +2,20 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::signal::{BucketHash, hasher};
+use serde::{Deserialize, Serialize};
 
-/// A 128-bit hash under keys of this process, so that equal keys mean equal things.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+use super::signal::BucketHash;
+use crate::agreed;
+
+/// A 128-bit hash, see [`agreed`]: equal keys mean equal things.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(u64, u64);
 
 impl Key {
     /// The key of one of Discord's buckets: its hash and the major parameter.
     pub fn bucket(hash: BucketHash, major: Self) -> Self {
-        Self(hasher().hash_one((hash, major.0)), hasher().hash_one((major.1, hash)))
+        let parts = [hash.0, major.0, major.1].map(u64::to_le_bytes);
+        agreed::hash(b"bucket", &[&parts[0], &parts[1], &parts[2]]).into()
     }
 
     /// A part of it, to remember whose something is.

@@ -9,6 +9,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 const SECOND: Duration = Duration::from_secs(1);
 const BASE_MARGIN: Duration = Duration::from_millis(1);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
@@ -25,6 +27,23 @@ const STALL: Duration = Duration::from_millis(5);
 const UNWANTED: Duration = Duration::from_millis(500);
 /// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
 const EXACT_UP_TO: u32 = 1000;
+
+/// Longer than any window: what was sent before counts no more.
+const PAST: Duration = Duration::from_secs(2);
+/// No node has more entries for its window.
+const MAX_ENTRIES: usize = 1_200;
+/// As a block lasts no longer.
+const MAX_BLOCK: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A pacer's recent second for another node.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct PacerState {
+    /// How long each still counts, of a window of [`PAST`], and how many were sent then.
+    sends: Vec<(Duration, u32)>,
+    spread: Option<Duration>,
+    margin: Duration,
+    blocked: Option<Duration>,
+}
 
 /// The pacer of one credential.
 #[derive(Debug)]
@@ -82,6 +101,40 @@ impl Pacer {
             }
         }
         self.sends.make_contiguous().sort_unstable();
+    }
+
+    /// What another node should know, when `promised` more requests will go from here at the next even slots.
+    pub fn pack(&mut self, now: Instant, promised: u32) -> PacerState {
+        let left = |at: Instant| (at + PAST).checked_duration_since(now);
+        let busy = (promised > 0).then(|| self.window(now) / self.limit * promised);
+        let spread = self.spread.and_then(|slot| slot.checked_duration_since(now));
+        PacerState {
+            sends: self.sends.iter().filter_map(|(at, count)| Some((left(*at)?, *count))).collect(),
+            spread: busy.map(|busy| spread.unwrap_or_default() + busy).or(spread),
+            margin: self.margin_now(now),
+            blocked: self.blocked(now).map(|until| until - now),
+        }
+    }
+
+    /// Takes over what another node knew; it replaces what is known here unless `used`, the credential was used here too.
+    pub fn unpack(&mut self, now: Instant, state: &PacerState, used: bool) {
+        if !used {
+            self.sends.clear();
+            self.count = 0;
+        }
+        for &(left, count) in state.sends.iter().take(MAX_ENTRIES) {
+            let count = count.min(self.limit).min(1_000_000);
+            let Some(at) = (now + left.min(PAST * 2)).checked_sub(PAST).filter(|_| count > 0) else { continue };
+            self.sends.push_back((at, count));
+            self.count = self.count.saturating_add(count);
+        }
+        self.sends.make_contiguous().sort_unstable();
+        let spread = state.spread.map(|left| now + left.min(MAX_BLOCK));
+        self.spread = self.spread.max(spread);
+        self.margin = self.margin_now(now).max(state.margin.min(MAX_MARGIN));
+        self.margin_at = now;
+        let blocked = state.blocked.map(|left| now + left.min(MAX_BLOCK));
+        self.blocked_until = self.blocked_until.max(blocked);
     }
 
     /// Takes one request's allowance, or names the instant to try again.

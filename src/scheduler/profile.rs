@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// Margins never grow beyond this.
 const MAX_MARGIN: Duration = Duration::from_secs(1);
 /// The learned margin halves in this time.
@@ -17,7 +19,7 @@ const MIN_TELLING: Duration = Duration::from_millis(200);
 const DISTRUST: Duration = Duration::from_secs(600);
 
 /// How a bucket gives calls back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Not known yet: treated as a window.
     Unknown,
@@ -53,6 +55,15 @@ pub struct Profile {
     margin_at: Option<Instant>,
 }
 
+/// A profile for another node.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct ProfileState {
+    shape: Shape,
+    contradictions: u8,
+    distrust: Option<Duration>,
+    margin: Duration,
+}
+
 impl Default for Profile {
     fn default() -> Self {
         Self::UNKNOWN
@@ -68,6 +79,28 @@ impl Profile {
         margin: Duration::ZERO,
         margin_at: None,
     };
+
+    /// What another node should know.
+    pub fn pack(&self, now: Instant) -> ProfileState {
+        ProfileState {
+            shape: self.shape,
+            contradictions: self.contradictions,
+            distrust: self.distrust_until.and_then(|until| until.checked_duration_since(now)),
+            margin: self.learned(now),
+        }
+    }
+
+    /// As another node knew it.
+    pub fn unpack(now: Instant, state: &ProfileState) -> Self {
+        let margin = state.margin.min(MAX_MARGIN);
+        Self {
+            shape: state.shape,
+            contradictions: state.contradictions.min(1),
+            distrust_until: state.distrust.map(|left| now + left.min(DISTRUST)),
+            margin,
+            margin_at: (!margin.is_zero()).then_some(now),
+        }
+    }
 
     /// The shape to act on.
     pub fn shape(&self) -> Shape {

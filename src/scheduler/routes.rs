@@ -5,7 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::line::{Line, Ticket};
+use super::signal::MAX_WAIT;
 
 /// A bucket's place in its client's table.
 pub type LaneId = usize;
@@ -14,6 +17,9 @@ pub type LaneId = usize;
 const FORGET: Duration = Duration::from_secs(600);
 /// The most buckets one route may need room in, besides its own.
 const MAX_EXTRA: usize = 4;
+
+/// Details are three bits at most: as many holds are ever open.
+const MAX_HOLDS: usize = 8;
 
 /// One route with its major parameter.
 #[derive(Debug)]
@@ -48,7 +54,42 @@ struct Hold {
     line: Line,
 }
 
+/// A route for another node: its buckets as places in a list of them.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct RouteState {
+    /// The bucket it queues in.
+    pub lane: u32,
+    /// Others: for how long they were not met, and whether the route alternates.
+    extra: Vec<(u32, Duration, bool)>,
+    /// Details, what is left, and whether the scope was shared.
+    holds: Vec<(u8, Duration, bool)>,
+}
+
 impl RouteEntry {
+    /// What another node should know; `place` is a bucket's in the list that goes with it.
+    pub fn pack(&self, now: Instant, place: impl Fn(LaneId) -> Option<u32>) -> Option<RouteState> {
+        let age = |at| now.saturating_duration_since(at);
+        let extra = self.more.iter().flat_map(|more| &more.extra);
+        let extra = extra.filter_map(|extra| Some((place(extra.lane)?, age(extra.met), extra.alternates))).collect();
+        let live = self.holds().filter(|hold| hold.until > now);
+        let holds = live.map(|hold| (hold.detail, hold.until - now, hold.shared)).collect();
+        Some(RouteState { lane: place(self.lane)?, extra, holds })
+    }
+
+    /// Takes over what another node knew; `lane` is the bucket at a place.
+    pub fn unpack(&mut self, now: Instant, state: &RouteState, lane: impl Fn(u32) -> Option<LaneId>) {
+        for &(place, age, alternates) in state.extra.iter().take(MAX_EXTRA) {
+            let known =
+                |lane| self.lane == lane || self.more.iter().any(|it| it.extra.iter().any(|it| it.lane == lane));
+            let Some(lane) = lane(place).filter(|lane| !known(*lane)) else { continue };
+            let met = now.checked_sub(age.min(FORGET)).unwrap_or(now);
+            self.more.get_or_insert_default().extra.push(Extra { lane, met, alternates });
+        }
+        for &(detail, left, shared) in state.holds.iter().take(MAX_HOLDS) {
+            self.hold(detail, now + left.min(MAX_WAIT), shared);
+        }
+    }
+
     /// A route that queues in `lane`.
     pub fn new(lane: LaneId) -> Self {
         Self { lane, more: None }

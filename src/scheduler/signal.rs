@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, StatusCode};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use crate::agreed;
 use crate::error::Scope;
 
 /// No announced wait counts for more than this.
@@ -25,9 +26,15 @@ const RESET_AFTER: HeaderName = HeaderName::from_static("x-ratelimit-reset-after
 const GLOBAL: HeaderName = HeaderName::from_static("x-ratelimit-global");
 const SCOPE: HeaderName = HeaderName::from_static("x-ratelimit-scope");
 
-/// Discord's name of a bucket, as a hash that means something in this process only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Discord's name of a bucket, as a hash, see [`agreed`].
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BucketHash(pub u64);
+
+impl BucketHash {
+    fn of(name: &[u8]) -> Self {
+        Self(agreed::hash(b"bucket hash", &[name]) as u64)
+    }
+}
 
 /// What one answer says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +70,7 @@ impl Signal {
         let scope = scope(headers);
         Self {
             status,
-            bucket: headers.get(BUCKET).map(|name| BucketHash(hasher().hash_one(name.as_bytes()))),
+            bucket: headers.get(BUCKET).map(|name| BucketHash::of(name.as_bytes())),
             limit: count(headers, &LIMIT),
             remaining: count(headers, &REMAINING),
             reset_after: longest(headers, &RESET_AFTER).or_else(|| until_reset(headers)),
@@ -101,12 +108,6 @@ impl Signal {
     pub fn refused(&self) -> bool {
         self.status == StatusCode::TOO_MANY_REQUESTS
     }
-}
-
-/// One set of random keys for the process: names are compared within it only.
-pub(crate) fn hasher() -> &'static ahash::RandomState {
-    static STATE: std::sync::OnceLock<ahash::RandomState> = std::sync::OnceLock::new();
-    STATE.get_or_init(ahash::RandomState::new)
 }
 
 fn ceil(exact: Duration) -> Duration {

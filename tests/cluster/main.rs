@@ -1,6 +1,7 @@
 //! A cluster of real processes.
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
+mod handover;
 mod starts;
 #[path = "../support/mod.rs"]
 mod support;

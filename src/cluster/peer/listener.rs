@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::{CONNECTION_WINDOW, MAX_HEADERS, PING_INTERVAL, PING_PATIENCE, STREAM_WINDOW};
+use super::{CONNECTION_WINDOW, MAX_HEADERS, PING_INTERVAL, PING_PATIENCE, STREAM_WINDOW, handover};
 use crate::cluster::members::View;
 use crate::cluster::tls;
 
@@ -26,23 +26,27 @@ use crate::cluster::tls;
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that may be at their handshake at once: strangers get no further.
 const HANDSHAKES: usize = 256;
+/// Messages of nodes that leave that are taken in at once: they are long.
+const HANDOVERS: usize = 2;
 /// Requests of one peer at a time. Its admission and this node's are the real bounds.
 const MAX_STREAMS: u32 = 65_536;
 /// After an accept that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves peers until `closing` says so (or its sender is gone) and the requests then running are answered. Dropping
+/// Serves peers, their requests by `handle` and what they hand over by `take`, until `closing` says so (or its sender is gone) and the requests then running are answered. Dropping
 /// the future ends every connection.
 ///
 /// A peer is whoever has a certificate of the CA that is made for a node, for the address it comes from or that of a
 /// member.
-pub async fn serve<H, F, B, E>(
+pub async fn serve<H, T, F, B, E>(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
     members: watch::Receiver<Arc<View>>,
     mut closing: watch::Receiver<bool>,
     handle: H,
+    take: T,
 ) where
+    T: Fn(&[u8]) + Clone + Send + 'static,
     H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -51,6 +55,7 @@ pub async fn serve<H, F, B, E>(
 {
     let acceptor = TlsAcceptor::from(tls);
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let handovers = Arc::new(Semaphore::new(HANDOVERS));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -65,12 +70,16 @@ pub async fn serve<H, F, B, E>(
         // Beyond the bound a connection is dropped at once: real peers dial again.
         let Ok(permit) = handshakes.clone().try_acquire_owned() else { continue };
         let (acceptor, members, closing) = (acceptor.clone(), members.clone(), closing.clone());
-        let handle = handle.clone();
+        let (handle, take, handovers) = (handle.clone(), take.clone(), handovers.clone());
         connections.spawn(async move {
             let accepted = timeout(HANDSHAKE_PATIENCE, shake_hands(acceptor, stream, &members)).await;
             drop(permit);
-            if let Ok(Some(stream)) = accepted {
+            let Ok(Some(stream)) = accepted else { return };
+            if stream.get_ref().1.alpn_protocol() != Some(tls::HANDOVER) {
                 answer(stream, handle, closing).await;
+            } else if let Ok(_permit) = handovers.acquire().await {
+                // One that breaks off had nothing to say.
+                handover::hear(stream, take).await.ok();
             }
         });
     }
@@ -90,7 +99,8 @@ async fn shake_hands(
     let (_, session) = stream.get_ref();
     let certificate = session.peer_certificates()?.first()?;
     let known = tls::is_nodes(certificate, |ip| ip == from || members.borrow().has_ip(ip));
-    (known && session.alpn_protocol() == Some(tls::HOP)).then_some(stream)
+    let spoken = session.alpn_protocol().is_some_and(|protocol| [tls::HOP, tls::HANDOVER].contains(&protocol));
+    (known && spoken).then_some(stream)
 }
 
 async fn answer<H, F, B, E>(stream: TlsStream<TcpStream>, handle: H, mut closing: watch::Receiver<bool>)

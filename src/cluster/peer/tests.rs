@@ -42,7 +42,7 @@ where
         let answer = handle(request);
         async move { Ok::<_, Infallible>(answer.await) }
     };
-    let served = tokio::spawn(serve(listener, tls.server.clone(), members, closed, handle));
+    let served = tokio::spawn(serve(listener, tls.server.clone(), members, closed, handle, |_: &[u8]| {}));
     Peer { address, closing, served }
 }
 

@@ -48,7 +48,7 @@ fn refusal(pem: &Pem) -> String {
 fn a_good_certificate_of_either_family_is_accepted() {
     let ca = Ca::new();
     let tls = configure(&ca.node("10.0.0.1"), ip("10.0.0.1"), NOW).unwrap();
-    assert_eq!((tls.client.alpn_protocols[0].as_slice(), tls.server.alpn_protocols.len()), (HOP, 1));
+    assert_eq!((tls.client.alpn_protocols[0].as_slice(), tls.server.alpn_protocols.len()), (HOP, 2));
     assert!(configure(&ca.node("2001:db8::1"), ip("2001:db8::1"), NOW).is_ok());
 }
 
