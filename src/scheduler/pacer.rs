@@ -19,7 +19,7 @@ const WIDEN_BY: Duration = Duration::from_millis(32);
 const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
-/// The part that our own lateness asks for halves in this time, and is never more than the other.
+/// The part that our own lateness asks for halves in this time, once the requests that were stalled have left the window.
 const CALM_DOWN: Duration = Duration::from_secs(5);
 /// Timers are late by a millisecond or two at any time; beyond this the machine stood still.
 const STALL: Duration = Duration::from_millis(5);
@@ -155,7 +155,7 @@ impl Pacer {
         // What stalled this one may have caught the one before it on its way, a slot earlier.
         let stall = if late > STALL { late + self.window(now) / self.limit } else { late };
         if stall > self.lateness(now) && late < UNWANTED {
-            self.lateness = (stall.min(MAX_MARGIN), now);
+            self.lateness = (stall, now);
         }
     }
 
@@ -246,7 +246,8 @@ impl Pacer {
 
     fn lateness(&self, now: Instant) -> Duration {
         let (late, at) = self.lateness;
-        if late.is_zero() { late } else { halved(late, at.elapsed_at(now), CALM_DOWN) }
+        let calm = at.elapsed_at(now).saturating_sub(2 * SECOND);
+        if late.is_zero() { late } else { halved(late, calm, CALM_DOWN) }
     }
 
     fn margin_now(&self, now: Instant) -> Duration {
