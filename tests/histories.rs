@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fake_discord::{Arrival, FakeDiscord, Latency, Rule, Script, Verdict};
-use support::calls::{ms, request};
+use support::calls::{ms, pulse, request};
 use support::client::Client;
 use support::{Node, PATIENCE, config, eventually};
 use tokio::task::JoinSet;
@@ -254,16 +254,6 @@ async fn live(history: &History) -> Vec<String> {
     faults.extend(out_of_order(history, &arrivals, &starts, stall));
     eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
     faults
-}
-
-/// Measures the longest time for which this history's thread, or the machine, did not get to what was due.
-async fn pulse(longest: Arc<AtomicU64>) {
-    loop {
-        let due = tokio::time::Instant::now() + ms(2);
-        sleep_until(due).await;
-        let late = u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX);
-        longest.fetch_max(late, Ordering::Relaxed);
-    }
 }
 
 fn call_of<'a>(history: &'a History, arrival: &Arrival) -> (usize, &'a Call) {

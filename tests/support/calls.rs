@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fake_discord::{Arrival, FakeDiscord, Reply, Script};
@@ -108,4 +110,14 @@ pub fn assert_unavailable(answer: &Answer, node: &Node, reason: &str) {
         assert_eq!(answer.header(name), Some(value), "{name}");
     }
     assert!(node.failures(reason) > 0.0, "not counted as {reason}: {}", answer.text());
+}
+
+/// Measures, in microseconds, the longest time for which this thread, or the machine, did not get to what was due.
+pub async fn pulse(longest: Arc<AtomicU64>) {
+    loop {
+        let due = tokio::time::Instant::now() + ms(2);
+        tokio::time::sleep_until(due).await;
+        let late = u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX);
+        longest.fetch_max(late, Ordering::Relaxed);
+    }
 }
