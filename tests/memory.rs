@@ -1,6 +1,7 @@
 //! What state costs, counted by an allocator: bytes an idle bucket, and allocations a request that waits for nothing.
 
 #![expect(unsafe_code, reason = "a counting allocator can be written in no other way")]
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
