@@ -204,22 +204,6 @@ async fn text_that_is_not_utf_8_matters_in_known_variables_only() {
 }
 
 #[tokio::test]
-async fn clustering_is_refused_in_words() {
-    for variable in ["CLUSTER_MEMBERS", "CLUSTER_DNS"] {
-        let secret = "0".repeat(32);
-        let vars = [
-            (variable, "10.0.0.1"),
-            ("CLUSTER_SECRET", &secret),
-            ("CLUSTER_CA_FILE", "/ca"),
-            ("CLUSTER_CERT_FILE", "/cert"),
-            ("CLUSTER_KEY_FILE", "/key"),
-        ];
-        let lines = refused(vars).await;
-        assert!(lines.len() == 1 && lines[0].contains(variable) && lines[0].contains("not available"), "{lines:?}");
-    }
-}
-
-#[tokio::test]
 async fn a_dot_env_file_is_read_and_real_variables_win_over_it() {
     let env_file =
         "# settings\nMAX_QUEUE_DEPTH=5\nREQUEST_TIMEOUT='1234'\nexport QUEUE_TIMEOUT=\"4321\"\nBUFFER_SIZE=1\n";
@@ -299,7 +283,7 @@ async fn one_line_says_what_is_in_force() {
         "upstream": "http://127.0.0.1:9",
         "request_timeout_ms": 1500,
         "queue_timeout_ms": 60000,
-        "cluster": false,
+        "cluster": "off",
         "overrides": 2,
     });
     for (name, value) in expected.as_object().unwrap() {
