@@ -11,7 +11,6 @@ use nirn_proxy::config::Config;
 use nirn_proxy::identity::Identity;
 use nirn_proxy::observe::metrics::Metrics;
 use nirn_proxy::route::Route;
-use nirn_proxy::scheduler::bucket::Class;
 use nirn_proxy::scheduler::client::Ask;
 use nirn_proxy::scheduler::clients::Clients;
 use nirn_proxy::scheduler::gate::Turn;
@@ -98,7 +97,8 @@ fn gate(paths: &[String], rounds: u32, token: &[u8]) {
     let clients = Clients::new(&config.scheduling);
     let identity = Identity::from_authorization(Some(token));
     let signal = Signal::read(StatusCode::OK, &answer());
-    let asks: Vec<Ask> = paths.iter().map(|path| ask(&Route::classify(&Method::GET, path, 0))).collect();
+    let asks: Vec<Ask> =
+        paths.iter().map(|path| Ask::new(&Method::GET, &Route::classify(&Method::GET, path, 0))).collect();
     let deadline = Instant::now() + config.scheduling.queue_timeout;
     for round in 0..rounds {
         let gate = clients.gate(&identity).unwrap_or_else(|error| panic!("{error:?}"));
@@ -107,18 +107,6 @@ fn gate(paths: &[String], rounds: u32, token: &[u8]) {
             Ok(Turn::Waits(_)) => panic!("nothing is in the way"),
             Err(error) => panic!("{error:?}"),
         }
-    }
-}
-
-fn ask(route: &Route) -> Ask {
-    Ask {
-        route: route.key.into(),
-        provisional: route.provisional.into(),
-        major: route.major.into(),
-        class: Class::Read,
-        detail: 0,
-        interaction: route.interaction,
-        path_token: route.path_token,
     }
 }
 

@@ -10,7 +10,6 @@ use tokio::time::{Instant, timeout_at};
 
 use self::answer::AnswerBody;
 use self::attempt::{Outcome, Outgoing, Reservation, RunOn};
-use self::bucket::Class;
 use self::budget::Budget;
 use self::client::Ask;
 use self::clients::Clients;
@@ -102,7 +101,7 @@ impl Scheduler {
         }
         let gate = shared.clients.gate(identity)?;
         let (parts, body) = request.into_parts();
-        let mut ask = ask(&parts.method, route);
+        let mut ask = Ask::new(&parts.method, route);
         // An upload renews REQUEST_TIMEOUT with its progress.
         let uploads = !body.is_end_stream();
         let body = if !uploads {
@@ -195,18 +194,5 @@ impl Scheduler {
     /// Checks at the start what a request may need later.
     pub fn check(&self) -> Result<(), String> {
         self.shared.vault.check()
-    }
-}
-
-fn ask(method: &http::Method, route: &Route) -> Ask {
-    let class = if matches!(*method, http::Method::GET | http::Method::HEAD) { Class::Read } else { Class::Write };
-    Ask {
-        route: route.key.into(),
-        provisional: route.provisional.into(),
-        major: route.major.into(),
-        class,
-        detail: 0,
-        interaction: route.interaction,
-        path_token: route.path_token,
     }
 }

@@ -12,7 +12,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use nirn_proxy::config::Config;
 use nirn_proxy::identity::Identity;
 use nirn_proxy::route::Route;
-use nirn_proxy::scheduler::bucket::Class;
 use nirn_proxy::scheduler::client::Ask;
 use nirn_proxy::scheduler::clients::Clients;
 use nirn_proxy::scheduler::gate::Turn;
@@ -59,16 +58,7 @@ fn clients() -> Clients {
 
 fn ask(index: u64) -> Ask {
     let path = format!("/api/v10/channels/{}/messages", 100_000_000_000_000_000 + index);
-    let route = Route::classify(&Method::GET, &path, 0);
-    Ask {
-        route: route.key.into(),
-        provisional: route.provisional.into(),
-        major: route.major.into(),
-        class: Class::Read,
-        detail: 0,
-        interaction: route.interaction,
-        path_token: route.path_token,
-    }
+    Ask::new(&Method::GET, &Route::classify(&Method::GET, &path, 0))
 }
 
 fn answer() -> Signal {

@@ -11,6 +11,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ahash::AHashMap;
+use http::Method;
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 
@@ -27,6 +28,7 @@ use super::room::Room;
 use super::routes::{LaneId, RouteEntry};
 use super::signal::{BucketHash, Signal};
 use crate::error::{Cooldown, ProxyError, Reason, Scope};
+use crate::route::Route;
 
 /// State that nobody used for this long, with nothing blocked, waiting or in flight, is dropped.
 pub const IDLE: Duration = Duration::from_secs(600);
@@ -59,6 +61,22 @@ pub struct Ask {
     pub interaction: bool,
     /// Authenticated by its path: says nothing about the credential.
     pub path_token: bool,
+}
+
+impl Ask {
+    /// What a request of this method and route asks for, before anything of its body is known.
+    pub fn new(method: &Method, route: &Route) -> Self {
+        let class = if matches!(*method, Method::GET | Method::HEAD) { Class::Read } else { Class::Write };
+        Self {
+            route: route.key.into(),
+            provisional: route.provisional.into(),
+            major: route.major.into(),
+            class,
+            detail: 0,
+            interaction: route.interaction,
+            path_token: route.path_token,
+        }
+    }
 }
 
 /// Whether Discord accepts the credential.
