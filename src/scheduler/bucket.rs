@@ -1,7 +1,8 @@
 //! One bucket's model: what Discord's answers so far allow, and from when.
 //!
 //! Reads (GET, HEAD) of a bucket may be under way side by side, up to what remains after those in flight. Everything
-//! else goes alone, so that writes reach Discord in their order. A bucket nobody has an answer of sends one at a time.
+//! else goes alone, so that writes reach Discord in their order. A bucket nobody has an answer of sends one at a time, and
+//! so does a window whose reset has just passed: its announcement may have been early, and one 429 tells as much as five.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::profile::{Profile, Reading, Shape};
 use super::signal::{BucketHash, MAX_WAIT, Signal};
+
+/// No reset is known to have been announced earlier than this: from then on a window that should be over is.
+const DOUBT: Duration = Duration::from_millis(500);
 
 /// How a request may share its bucket with others in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,10 +260,9 @@ impl Bucket {
     /// Calls that fit now, those in flight included.
     fn capacity(&self, now: Instant, profile: &Profile) -> u32 {
         let left = self.left(now, profile);
-        if left.is_zero() {
-            return self.limit;
-        }
         match profile.shape() {
+            Shape::Window | Shape::Unknown if left.is_zero() && now < self.reset_at + DOUBT => self.limit.min(1),
+            _ if left.is_zero() => self.limit,
             Shape::Drip { period } => {
                 let used = left.as_nanos().div_ceil(period.as_nanos().max(1));
                 self.remaining.max(self.limit.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX)))

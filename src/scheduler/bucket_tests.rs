@@ -91,6 +91,23 @@ fn reads_go_side_by_side_up_to_what_remains_and_writes_alone() {
 }
 
 #[test]
+fn after_a_reset_one_read_goes_first_and_a_second_later_all_go() {
+    let mut bench = Bench::new();
+    bench.call(0, Class::Read, answer(5, 0, 1000));
+    assert_eq!(bench.admit(1006, Class::Read), Admission::Now);
+    bench.bucket.sent(Class::Read);
+    assert_eq!(bench.admit(1006, Class::Read), Admission::OnAnswer, "the reset may have been announced early");
+    assert_eq!(bench.admit(2000, Class::Read), Admission::Now);
+    bench.bucket.landed(Class::Read);
+    bench.bucket.learn(bench.start + ms(1020), bench.start + ms(1006), &answer(5, 4, 980), &mut bench.profile);
+    for _ in 0..4 {
+        assert_eq!(bench.admit(1020, Class::Read), Admission::Now);
+        bench.bucket.sent(Class::Read);
+    }
+    assert_eq!(bench.admit(1020, Class::Read), Admission::OnAnswer);
+}
+
+#[test]
 fn answers_out_of_order_never_raise_what_is_known_to_be_used() {
     let mut bench = Bench::new();
     bench.call(0, Class::Read, answer(5, 2, 5000));

@@ -108,9 +108,9 @@ impl Profile {
     }
 
     /// How long after the announced instant a bucket with this reset really opens: at least a hundredth of the reset
-    /// (2 to 25 ms), plus what was learned.
+    /// (2 to 5 ms), plus what was learned.
     pub fn margin(&self, now: Instant, reset_after: Duration) -> Duration {
-        let base = (reset_after / 100).clamp(Duration::from_millis(2), Duration::from_millis(25));
+        let base = (reset_after / 100).clamp(Duration::from_millis(2), Duration::from_millis(5));
         (base + self.learned(now)).min(MAX_MARGIN)
     }
 
