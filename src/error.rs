@@ -48,6 +48,8 @@ impl Scope {
 pub enum ProxyError {
     /// 400, with what cannot be done.
     BadRequest(&'static str),
+    /// 431: more than 64 KiB of header block, or more than 100 lines.
+    HeadTooLarge,
     /// 401: Discord refused this credential before.
     InvalidToken,
     /// 404: nothing lives at this path under `/nirn/`.
@@ -78,6 +80,7 @@ impl ProxyError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::InvalidToken => StatusCode::UNAUTHORIZED,
             Self::UnknownEndpoint => StatusCode::NOT_FOUND,
             Self::QueueTimeout => StatusCode::REQUEST_TIMEOUT,
@@ -92,7 +95,7 @@ impl ProxyError {
     /// The failure's label.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::BadRequest(_) => Reason::BadRequest,
+            Self::BadRequest(_) | Self::HeadTooLarge => Reason::BadRequest,
             Self::InvalidToken => Reason::InvalidToken,
             Self::UnknownEndpoint => Reason::UnknownEndpoint,
             Self::QueueTimeout => Reason::QueueTimeout,
@@ -110,6 +113,7 @@ impl ProxyError {
             Self::RateLimited(cooldown) => Some(cooldown.retry_after),
             Self::Unavailable(_) | Self::ClientClosed => Some(Duration::from_secs(1)),
             Self::BadRequest(_)
+            | Self::HeadTooLarge
             | Self::InvalidToken
             | Self::UnknownEndpoint
             | Self::QueueTimeout
@@ -122,6 +126,7 @@ impl ProxyError {
     pub fn message(&self) -> String {
         match self {
             Self::BadRequest(what) => (*what).to_owned(),
+            Self::HeadTooLarge => "the header block is larger than 64 KiB or has more than 100 lines".to_owned(),
             Self::Upstream(what) => format!("{}: {what}", Reason::UpstreamError.message()),
             Self::InvalidToken
             | Self::UnknownEndpoint
@@ -206,6 +211,7 @@ mod tests {
         let cooldown = Cooldown { retry_after: Duration::from_millis(1500), scope: Scope::User };
         let mut errors = vec![
             ProxyError::BadRequest("protocol upgrades are not proxied"),
+            ProxyError::HeadTooLarge,
             ProxyError::InvalidToken,
             ProxyError::UnknownEndpoint,
             ProxyError::QueueTimeout,

@@ -10,6 +10,7 @@ pub mod headers;
 pub mod link;
 pub mod report;
 pub mod socket;
+pub mod unread;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::Command;
 
 /// Decisions, as files or as folders of them: time and effects come from outside.
-const CORE: [&str; 24] = [
+const CORE: [&str; 25] = [
     "src/config",
     "src/error",
     "src/identity",
     "src/route",
     "src/front/framing",
     "src/front/headers",
+    "src/front/unread",
     "src/scheduler/bucket",
     "src/scheduler/budget",
     "src/scheduler/client",

@@ -23,6 +23,7 @@ use super::framing::Framing;
 use super::handler::{Handler, Origin};
 use super::link::{End, Link};
 use super::socket::{Patience, Socket};
+use super::unread;
 
 /// How HTTP/2 with prior knowledge begins (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -138,7 +139,12 @@ impl Client {
                         stopping = true;
                     }
                 }
-                _ = &mut connection => break,
+                served = &mut connection => {
+                    if let Err(error) = served && error.is_parse() {
+                        self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+                    }
+                    break;
+                }
                 () = &mut last_words, if stopping => return,
             }
         }

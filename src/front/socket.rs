@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::framing::Framing;
 use super::link::Link;
+use super::unread;
 
 /// A client that takes no byte for this long is given up, unless a response's deadline says when.
 const WRITE_STALL: Duration = Duration::from_secs(60);
@@ -54,6 +56,8 @@ pub struct Socket {
     read_by: Instant,
     read_timer: Option<Pin<Box<Sleep>>>,
     write_timer: Option<Pin<Box<Sleep>>>,
+    /// What is left of an answer that goes out in place of hyper's.
+    in_place: Bytes,
 }
 
 impl Socket {
@@ -77,6 +81,7 @@ impl Socket {
             read_by: Instant::now(),
             read_timer: None,
             write_timer: None,
+            in_place: Bytes::new(),
         }
     }
 
@@ -148,6 +153,19 @@ impl Socket {
         }
     }
 
+    /// Writes `own` in place of an answer of hyper's that has `length` bytes. Called with the same again until it is done.
+    fn poll_write_in_place(&mut self, cx: &mut Context<'_>, length: usize, own: Vec<u8>) -> Poll<io::Result<usize>> {
+        if self.in_place.is_empty() {
+            self.in_place = own.into();
+        }
+        while !self.in_place.is_empty() {
+            let left = self.in_place.clone();
+            let written = ready!(self.poll_write_with(cx, |writer| writer.try_write(&left)))?;
+            self.in_place.advance(written);
+        }
+        Poll::Ready(Ok(length))
+    }
+
     /// Ready when a response that the client does not take must be given up.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.write_timer.get_or_insert_with(|| {
@@ -186,6 +204,11 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = slices
+            && let Some(own) = unread::in_place_of(only)
+        {
+            return self.poll_write_in_place(cx, only.len(), own);
+        }
         self.poll_write_with(cx, |writer| writer.try_write_vectored(slices))
     }
 
