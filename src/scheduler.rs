@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use parking_lot::Mutex;
@@ -17,6 +18,7 @@ use self::handover::{Credential, Handover};
 use self::replay::{Kept, Vault};
 use crate::config::Scheduling;
 use crate::error::{ProxyError, Reason};
+use crate::front::headers;
 use crate::identity::Identity;
 use crate::observe::metrics::RouteMetrics;
 use crate::route::Route;
@@ -100,24 +102,18 @@ impl Scheduler {
             return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
         }
         let gate = shared.clients.gate(identity)?;
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let mut ask = Ask::new(&parts.method, route);
-        // An upload renews REQUEST_TIMEOUT with its progress.
-        let uploads = !body.is_end_stream();
-        let body = if !uploads {
+        let body = if body.is_end_stream() {
             Kept::empty()
         } else {
-            let declared = body.size_hint().exact();
-            let looked_at = route.channel_edit && detail::readable(&parts.headers);
-            let kept = async {
-                let mut kept = shared.vault.keep(body, declared).await?;
-                if looked_at && let Some(body) = kept.peek(detail::MAX_BODY).await {
-                    ask.detail = detail::of_channel_edit(&body);
-                }
-                Ok(kept)
-            };
-            timeout_at(deadline, kept).await.map_err(|_| ProxyError::QueueTimeout)??
+            // Before its body is taken: what is refused anyway needs no room.
+            gate.with(|client| client.foresee(gate::now(), &ask, deadline.into_std()))?;
+            let taken = shared.take(body, &mut parts, &mut ask, route.channel_edit);
+            timeout_at(deadline, taken).await.map_err(|_| ProxyError::QueueTimeout)??
         };
+        // An upload renews REQUEST_TIMEOUT with its progress.
+        let uploads = !body.is_empty();
         let turn = shared.clients.enter(&gate, ask, deadline.into_std())?;
         let mut permit = turn.permit().await?;
         let mut outgoing = Box::new(Outgoing {
@@ -194,5 +190,31 @@ impl Scheduler {
     /// Checks at the start what a request may need later.
     pub fn check(&self) -> Result<(), String> {
         self.shared.vault.check()
+    }
+}
+
+impl Shared {
+    /// Takes a request's body, and looks into it where that decides something: whether it has any bytes if its length is
+    /// not known, and what a channel edit edits.
+    async fn take(
+        &self,
+        body: Incoming,
+        parts: &mut Parts,
+        ask: &mut Ask,
+        channel_edit: bool,
+    ) -> Result<Kept, ProxyError> {
+        let declared = body.size_hint().exact();
+        let mut kept = self.vault.keep(body, declared).await?;
+        if declared.is_none() && kept.peek(0).await.is_some() {
+            headers::end_at_head(parts);
+            return Ok(Kept::empty());
+        }
+        if channel_edit
+            && detail::readable(&parts.headers)
+            && let Some(body) = kept.peek(detail::MAX_BODY).await
+        {
+            ask.detail = detail::of_channel_edit(&body);
+        }
+        Ok(kept)
     }
 }

@@ -53,15 +53,23 @@ impl Outgoing {
             join_cookies(headers);
         }
         if !headers.contains_key(CONTENT_LENGTH) {
-            if !empty {
+            if empty {
+                end_at_head(parts);
+            } else {
                 // said here because hyper takes a GET of unknown length for one without a body
                 headers.insert(TRANSFER_ENCODING, CHUNKED);
-            } else if matches!(parts.method, Method::POST | Method::PUT | Method::PATCH) {
-                // RFC 9110, 8.6: methods that anticipate content say that there is none
-                headers.insert(CONTENT_LENGTH, ZERO);
             }
         }
         Ok(())
+    }
+}
+
+/// Says of a request whose length was not known that it has no body (RFC 9110, 8.6: methods that anticipate content say
+/// so, the others say nothing).
+pub fn end_at_head(parts: &mut http::request::Parts) {
+    parts.headers.remove(TRANSFER_ENCODING);
+    if matches!(parts.method, Method::POST | Method::PUT | Method::PATCH) {
+        parts.headers.insert(CONTENT_LENGTH, ZERO);
     }
 }
 

@@ -208,6 +208,14 @@ impl Client {
         }
     }
 
+    /// Refuses a request that is about to be made ready to enter, if it would not be let in as things are.
+    pub fn foresee(&mut self, now: Instant, ask: &Ask, deadline: Instant) -> Result<(), ProxyError> {
+        self.used = now;
+        self.check_validity(ask)?;
+        let lane = self.routes.get(&ask.route).map(|route| route.lane);
+        lane.map_or(Ok(()), |lane| self.check_cooldown(now, ask, lane, deadline))
+    }
+
     /// A request arrives.
     pub fn enter(&mut self, now: Instant, ask: Ask, deadline: Instant) -> Result<Entered, ProxyError> {
         self.used = now;

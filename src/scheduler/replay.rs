@@ -146,6 +146,11 @@ impl Kept {
         Self { shared: None }
     }
 
+    /// Whether it is known to have no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.shared.is_none()
+    }
+
     /// The body for the next attempt; it ends the one before, if that still runs. `None` when it cannot be repeated.
     pub fn attempt(&mut self) -> Option<RequestBody> {
         let Some(shared) = &self.shared else { return Some(RequestBody::empty()) };

@@ -89,6 +89,21 @@ async fn c49_a_really_invalid_token_is_stopped() {
 }
 
 #[tokio::test]
+async fn an_upload_with_a_bad_token_is_refused_before_there_must_be_room_for_it() {
+    let (_fake, node) = setup(knows(&[]), |config| config.scheduling.max_retry_capture_bytes = 1024).await;
+    assert_eq!(ask(node.address(), "Bot DEAD", "GET", ME).await.status, 401);
+    let head = format!("POST {} HTTP/1.1\r\nHost: a\r\nAuthorization: Bot DEAD\r\n", channel(1));
+    for lines in
+        ["Content-Length: 1000000", "Content-Length: 1000000\r\nExpect: 100-continue", "Transfer-Encoding: chunked"]
+    {
+        let mut client = Client::connect(node.address()).await;
+        client.send(format!("{head}{lines}\r\n\r\n")).await;
+        assert_locked(&client.answer().await);
+    }
+    assert_eq!(node.failures("invalid_token"), 3.0);
+}
+
+#[tokio::test]
 async fn a_burst_with_a_bad_token_costs_one_401() {
     let (fake, node) = setup(knows(&["B"]), |_| {}).await;
     let calls = (0..100).map(|n| ("Bot DEAD".to_owned(), ["GET", "POST"][n % 2], channel(n))).collect();

@@ -1,8 +1,8 @@
 //! What of a request reaches Discord.
 
-use crate::support::Node;
 use crate::support::client::{Answer, Client};
 use crate::support::upstream::{Arrival, Upstream};
+use crate::support::{Node, eventually};
 
 /// Lines of a head but the first, as they came.
 fn lines(arrival: &Arrival) -> Vec<&str> {
@@ -113,6 +113,32 @@ async fn c65_requests_without_a_body_say_so_where_discord_wants_it() {
         let arrival = pair.pass(format!("{method} /x HTTP/1.1\r\nhost: proxy\r\n\r\n")).await;
         assert!(values(&arrival, "content-length").is_empty(), "{method}");
         assert!(values(&arrival, "transfer-encoding").is_empty(), "{method}");
+    }
+}
+
+#[tokio::test]
+async fn c65_a_body_of_unknown_length_that_turns_out_empty_is_no_body() {
+    let mut pair = Pair::start().await;
+    for method in ["PUT", "POST", "PATCH", "GET", "DELETE"] {
+        let head = format!("{method} /x HTTP/1.1\r\nhost: proxy\r\ntransfer-encoding: chunked\r\n\r\n");
+        let length = if matches!(method, "GET" | "DELETE") { &[][..] } else { &["0"] };
+        // At once, a little later, and with a trailer.
+        for end in ["0\r\n\r\n", "0\r\nx-sum: 1\r\n\r\n"] {
+            let arrival = pair.pass(format!("{head}{end}")).await;
+            assert_eq!(values(&arrival, "content-length"), length, "{method}");
+            assert!(values(&arrival, "transfer-encoding").is_empty(), "{method}");
+        }
+        pair.client.send(&head).await;
+        eventually("it is admitted", || pair.node.open() == 1.0).await;
+        assert!(pair.upstream.is_untouched(), "what it is cannot be said yet");
+        let arrival = pair.pass("0\r\n\r\n").await;
+        assert_eq!(values(&arrival, "content-length"), length, "{method}");
+        assert!(arrival.head.starts_with(&format!("{method} /x ")));
+        // One byte makes it a body.
+        pair.client.send(format!("{head}1\r\nx\r\n")).await;
+        pair.client.send("0\r\n\r\n").await;
+        let arrival = pair.pass("").await;
+        assert_eq!((values(&arrival, "transfer-encoding"), &*arrival.body), (vec!["chunked"], &b"x"[..]), "{method}");
     }
 }
 
