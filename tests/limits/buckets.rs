@@ -9,6 +9,34 @@ use super::*;
 const MESSAGE: &str = "/api/v10/channels/100000000000000001/messages/600000000000000001";
 
 #[tokio::test]
+async fn c19_two_channels_of_one_hash_are_independent() {
+    let (fake, node) = setup(Script::default()).await;
+    let post = |channel: &str| ("POST", format!("{channel}/messages"));
+    fake.on(
+        "POST",
+        "/channels/100000000000000001/messages",
+        vec![Reply::status(200).bucket("aaaa1111", "5", "0", "5")],
+    );
+    fake.always("POST", "/channels/**", Reply::status(200).bucket("aaaa1111", "5", "4", "5"));
+    assert_eq!(statuses(&ask_all(&node, ms(0), vec![post(CHANNEL_1)]).await), [200]);
+    let waiting = ask_all(&node, ms(0), vec![post(CHANNEL_1)]);
+    let others = async {
+        // Once while nothing waits for the closed bucket, and again while something does.
+        for _ in 0..2 {
+            let start = Instant::now();
+            assert_eq!(statuses(&ask_all(&node, ms(0), vec![post(CHANNEL_2)]).await), [200]);
+            assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+            tokio::time::sleep(ms(500)).await;
+        }
+    };
+    let (waited, ()) = tokio::join!(waiting, others);
+    assert_eq!(statuses(&waited), [200]);
+    let arrivals = fake.arrivals();
+    assert!(arrivals[1..3].iter().all(|arrival| arrival.target_text().contains("100000000000000002")));
+    assert_within(wait_between(&arrivals[0], &arrivals[3]), ms(5000), ms(5500));
+}
+
+#[tokio::test]
 async fn c20_paths_of_one_hash_and_channel_share_their_limit() {
     let routes = "PUT /channels/{}/messages/{}/reactions/**, DELETE /channels/{}/messages/{}/reactions";
     let rule = Rule::window(routes, "cccc3333", 1, ms(250));

@@ -1,8 +1,12 @@
 //! What of an answer reaches the client.
 
+use std::io::Write as _;
+use std::time::Instant;
+
+use crate::support::calls::{assert_within, ms};
 use crate::support::client::{Answer, Client};
 use crate::support::upstream::Upstream;
-use crate::support::{Node, eventually};
+use crate::support::{Node, config, eventually};
 
 struct Pair {
     upstream: Upstream,
@@ -67,6 +71,58 @@ async fn c67_compressed_bodies_pass_as_they_are() {
     pair.client.send("GET /x HTTP/1.1\r\nhost: proxy\r\n\r\n").await;
     let arrival = pair.upstream.next().await;
     assert!(!arrival.head.to_lowercase().contains("accept-encoding"));
+}
+
+/// A 429's body under each coding that Discord may use.
+fn compressed_refusals() -> [(&'static str, Vec<u8>); 4] {
+    let body = br#"{"retry_after": 1.5}"#;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(body).unwrap();
+    let mut deflate = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    deflate.write_all(body).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&body[..], ruzstd::encoding::CompressionLevel::Uncompressed);
+    // Made by Node.js's zlib.
+    let brotli = b"\x8b\x09\x80{\"retry_after\": 1.5}\x03".to_vec();
+    [("gzip", gzip.finish().unwrap()), ("deflate", deflate.finish().unwrap()), ("br", brotli), ("zstd", zstd)]
+}
+
+fn compressed_429(coding: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-encoding: {coding}\r\n\
+         content-length: {length}\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+#[tokio::test]
+async fn c67_a_compressed_429_is_waited_out_for_the_time_in_its_body() {
+    for (coding, body) in compressed_refusals() {
+        let mut pair = Pair::start().await;
+        pair.client.send("GET /x HTTP/1.1\r\nhost: proxy\r\naccept-encoding: gzip, deflate, br, zstd\r\n\r\n").await;
+        pair.upstream.next().await.write(compressed_429(coding, &body)).await;
+        let refused = Instant::now();
+        let again = pair.upstream.next().await;
+        // Without a time it would have been one second.
+        assert_within(refused.elapsed(), ms(1450), ms(2000));
+        again.ok("fine").await;
+        assert_eq!((pair.client.answer().await.text(), pair.node.failures("rate_limit_deadline")), ("fine", 0.0));
+    }
+}
+
+#[tokio::test]
+async fn c67_a_compressed_429_that_is_passed_on_stays_compressed() {
+    for (coding, body) in compressed_refusals() {
+        let upstream = Upstream::start().await;
+        let mut config = config(upstream.address);
+        // The second and a half that the body asks for do not fit.
+        config.scheduling.queue_timeout = ms(6000);
+        let node = Node::start_with(config, |_| {});
+        let client = Client::connect(node.address()).await;
+        let answer = Pair { upstream, node, client }.ask("GET /x", compressed_429(coding, &body)).await;
+        assert_eq!((answer.status, answer.header("content-encoding")), (429, Some(coding)));
+        assert_eq!((answer.header("retry-after"), &*answer.body), (None, &*body), "{coding}");
+    }
 }
 
 #[tokio::test]
