@@ -1,6 +1,8 @@
 //! Calls that Discord never answers, a thousand times over.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake_discord::{Action, FakeDiscord, Reply, Script};
@@ -8,6 +10,7 @@ use tokio::time::timeout;
 
 use crate::support::calls::*;
 use crate::support::client::Client;
+use crate::support::process::Process;
 use crate::support::{Node, PATIENCE, eventually};
 
 const WORKERS: usize = 20;
@@ -33,7 +36,7 @@ fn path(number: usize) -> String {
 }
 
 /// How a call ended: its status, and whether its body was whole.
-async fn call(node: std::net::SocketAddr, path: &str) -> (u16, bool) {
+async fn call(node: SocketAddr, path: &str) -> (u16, bool) {
     let mut client = Client::connect(node).await;
     client.send(request(BOT, "POST", path, "{}")).await;
     let head = timeout(PATIENCE, client.head()).await.expect("an answer in time").expect("a head");
@@ -44,8 +47,9 @@ async fn call(node: std::net::SocketAddr, path: &str) -> (u16, bool) {
     (status, body.is_some())
 }
 
-/// One guild's first two calls ever: the first to arrive comes to nothing, and the other is sent right after.
-async fn round(node: std::net::SocketAddr, number: usize) {
+/// One guild's first two calls since its fault was set: the first to arrive comes to nothing, and the other is sent right
+/// after.
+async fn round(node: SocketAddr, number: usize) {
     let path = path(number);
     let start = Instant::now();
     let (one, other) = tokio::join!(call(node, &path), call(node, &path));
@@ -60,19 +64,40 @@ async fn round(node: std::net::SocketAddr, number: usize) {
     assert!(start.elapsed() < ATTEMPT + ms(2000) + SLACK, "guild {number}: {:?}", start.elapsed());
 }
 
-async fn rounds(node: &Node, from: usize, count: usize) {
+/// A round for each of these guilds, some at a time.
+async fn rounds_at(address: SocketAddr, guilds: impl Iterator<Item = usize>) {
+    let guilds: Arc<[usize]> = guilds.collect();
     let workers = (0..WORKERS).map(|worker| {
-        let address = node.address();
+        let guilds = Arc::clone(&guilds);
         tokio::spawn(async move {
-            for number in (worker..count).step_by(WORKERS) {
-                round(address, from + number).await;
+            for &guild in guilds.iter().skip(worker).step_by(WORKERS) {
+                round(address, guild).await;
             }
         })
     });
     for worker in workers.collect::<Vec<_>>() {
         worker.await.unwrap();
     }
+}
+
+async fn rounds(node: &Node, from: usize, count: usize) {
+    rounds_at(node.address(), from..from + count).await;
     eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
+}
+
+/// The first of each two calls of a guild goes wrong.
+fn fail_first(fake: &FakeDiscord) {
+    let mut failed = HashSet::new();
+    fake.on_each("POST", "/guilds/{}/channels", move |arrival| {
+        let target = arrival.target_text();
+        let number: usize = target.split('/').nth(4)?[13..].parse().ok()?;
+        Some(if failed.remove(&number) {
+            Reply::status(200)
+        } else {
+            failed.insert(number);
+            fault(number)
+        })
+    });
 }
 
 async fn setup_rounds() -> (FakeDiscord, Node) {
@@ -83,12 +108,7 @@ async fn setup_rounds() -> (FakeDiscord, Node) {
         config.scheduling.overrides.by_bot_id.insert(100_000, 1_000_000);
     })
     .await;
-    let mut seen = HashSet::new();
-    fake.on_each("POST", "/guilds/{}/channels", move |arrival| {
-        let target = arrival.target_text();
-        let number: usize = target.split('/').nth(4)?[13..].parse().ok()?;
-        Some(if seen.insert(number) { fault(number) } else { Reply::status(200) })
-    });
+    fail_first(&fake);
     warm_up(&fake, &node, BOT).await;
     (fake, node)
 }
@@ -108,4 +128,23 @@ async fn c82_calls_without_an_answer_give_their_place_back_a_thousand_times() {
 
 fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// How much the process may grow in a thousand rounds: a leak of two KiB a round would be seen.
+const GROWTH_KIB: u64 = 2048;
+
+#[tokio::test]
+async fn c82_a_thousand_calls_without_an_answer_leave_the_process_as_large_as_it_was() {
+    let fake = FakeDiscord::start(Script { global_limit: None, ..Script::default() }).await;
+    fail_first(&fake);
+    let timeout = ATTEMPT.as_millis().to_string();
+    let settings = [("REQUEST_TIMEOUT", &*timeout), ("BOT_RATELIMIT_OVERRIDES", "100000:1000000")];
+    let process = Process::start_with(fake.addr, &settings).await;
+    let guild = |round: usize| round % (2 * WORKERS);
+    rounds_at(process.address, (0..10 * WORKERS).map(guild)).await;
+    let (memory, files) = (process.resident(), process.open_files());
+    rounds_at(process.address, (0..WORKERS * ROUNDS).map(guild)).await;
+    let grown = process.resident().saturating_sub(memory);
+    assert!(grown <= GROWTH_KIB, "{memory} KiB before, {grown} KiB more after");
+    eventually("no growth of open files", || process.open_files() <= files + WORKERS).await;
 }

@@ -5,6 +5,7 @@
 
 pub mod calls;
 pub mod client;
+pub mod process;
 pub mod upstream;
 
 use std::net::{Ipv4Addr, SocketAddr};
