@@ -31,6 +31,8 @@ struct Stream {
     /// What may end the stream while Discord sends nothing; made when it first does, so that an answer that is there
     /// at once costs no timer.
     interrupt: Option<Pin<Box<dyn Future<Output = Reason> + Send + Sync>>>,
+    /// Discord's connection broke, which the next look tells.
+    broken: bool,
 }
 
 /// The stream was cut: hyper closes the connection or resets the stream, so that it never looks complete.
@@ -65,13 +67,16 @@ impl Body {
             return Self(Kind::Full(None));
         }
         guard.link().expect_by(deadline);
-        Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard: Some(guard), interrupt: None })))
+        Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard: Some(guard), interrupt: None, broken: false })))
     }
 }
 
 impl Stream {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         let Some(guard) = &self.guard else { return Poll::Ready(None) };
+        if self.broken {
+            return self.abort(Reason::ResponseAborted);
+        }
         match Pin::new(&mut self.incoming).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 if self.incoming.is_end_stream() {
@@ -85,7 +90,13 @@ impl Stream {
                 self.finish();
                 Poll::Ready(None)
             }
-            Poll::Ready(Some(Err(_))) => self.abort(Reason::ResponseAborted),
+            Poll::Ready(Some(Err(_))) => {
+                // hyper closes the connection on an error at once, with the head and what came of the body still in its
+                // buffer; it writes them when it must wait.
+                self.broken = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
             Poll::Pending => {
                 let interrupt = self.interrupt.get_or_insert_with(|| {
                     let (link, deadline) = (Arc::clone(guard.link()), self.deadline);

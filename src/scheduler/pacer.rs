@@ -23,6 +23,8 @@ const NARROW_EVERY: Duration = Duration::from_secs(300);
 const CALM_DOWN: Duration = Duration::from_secs(5);
 /// Timers are late by a millisecond or two at any time; beyond this the machine stood still.
 const STALL: Duration = Duration::from_millis(5);
+/// What was sent longer before a stall had arrived.
+const ON_ITS_WAY: Duration = Duration::from_millis(20);
 /// Nobody waited for a slot that was taken so much later.
 const UNWANTED: Duration = Duration::from_millis(500);
 /// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
@@ -152,8 +154,8 @@ impl Pacer {
 
     /// Somebody who waited woke so late.
     fn woken(&mut self, late: Duration, now: Instant) {
-        // What stalled this one may have caught the one before it on its way, a slot earlier.
-        let stall = if late > STALL { late + self.window(now) / self.limit } else { late };
+        // What stalled this one may have caught the one before it on its way, a slot earlier if slots are short.
+        let stall = if late > STALL { late + (self.window(now) / self.limit).min(ON_ITS_WAY) } else { late };
         if stall > self.lateness(now) && late < UNWANTED {
             self.lateness = (stall, now);
         }

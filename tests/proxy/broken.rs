@@ -101,6 +101,18 @@ async fn a_body_that_breaks_off_is_aborted_and_never_looks_complete() {
 }
 
 #[tokio::test]
+async fn what_came_of_an_answer_goes_out_before_the_connection_is_closed() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    let (mut client, arrival) = ask(&node, &mut upstream).await;
+    // Too long to wait for, so that the client gets it: its head, what there is of its body and its end all at once.
+    arrival.write("HTTP/1.1 429 Too Many Requests\r\nretry-after: 9999\r\ncontent-length: 100\r\n\r\nhalf").await;
+    arrival.cut().await;
+    assert!(client.head().await.expect("a head").starts_with("HTTP/1.1 429 "));
+    assert_eq!(client.rest_within(PATIENCE).await.as_deref(), Some(&b"half"[..]));
+}
+
+#[tokio::test]
 async fn c82_an_upstream_that_stalls_is_504_and_mid_body_an_abort() {
     let mut upstream = Upstream::start().await;
     let node = hasty(&upstream);
