@@ -1,0 +1,178 @@
+use super::*;
+use proptest::prelude::*;
+
+fn seasoned(limit: u32) -> (Pacer, Instant) {
+    let born = Instant::now();
+    let now = born + Duration::from_secs(10);
+    (Pacer::new(limit, now, born), now)
+}
+
+#[test]
+fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
+    let (mut pacer, start) = seasoned(2);
+    for _ in 0..2 {
+        assert_eq!(pacer.claim(start), Ok(()));
+    }
+    // Both had to connect first: Discord may have counted them as late as this.
+    let answered = start + Duration::from_millis(300);
+    for _ in 0..2 {
+        pacer.answered(start, answered, true);
+    }
+    let Err(free) = pacer.claim(start + SECOND + 2 * BASE_MARGIN) else { panic!("a rolling second of three") };
+    assert_eq!(free, answered + SECOND + BASE_MARGIN);
+    assert_eq!(pacer.claim(free), Ok(()));
+}
+
+#[test]
+fn slow_answers_over_open_connections_cost_nothing() {
+    let (mut pacer, start) = seasoned(2);
+    assert_eq!(pacer.claim(start), Ok(()));
+    assert_eq!(pacer.claim(start), Ok(()));
+    pacer.answered(start, start + Duration::from_millis(900), false);
+    assert_eq!(pacer.claim(start), Err(start + SECOND + BASE_MARGIN));
+}
+
+/// Sends `count` requests as fast as allowed, each timer late by `late`.
+fn drain(pacer: &mut Pacer, mut now: Instant, count: usize, late: Duration) -> Vec<Instant> {
+    let mut sent = Vec::new();
+    while sent.len() < count {
+        match pacer.claim(now) {
+            Ok(()) => sent.push(now),
+            Err(at) => now = at + late,
+        }
+    }
+    sent
+}
+
+fn at_most(sent: &[Instant], limit: usize) -> bool {
+    sent.windows(limit + 1).all(|run| run[limit] - run[0] >= SECOND)
+}
+
+#[test]
+fn an_idle_credential_sends_its_limit_at_once_and_then_evenly() {
+    let (mut pacer, now) = seasoned(50);
+    let sent = drain(&mut pacer, now, 150, Duration::ZERO);
+    assert_eq!(sent[49], now);
+    assert!(at_most(&sent, 50));
+    let gaps: Vec<_> = sent[50..].windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.iter().all(|gap| *gap >= Duration::from_millis(19) && *gap <= Duration::from_millis(21)), "{gaps:?}");
+    assert!(sent[149] - now < Duration::from_millis(3000));
+}
+
+#[test]
+fn late_timers_do_not_add_up() {
+    let (mut pacer, now) = seasoned(50);
+    let sent = drain(&mut pacer, now, 3200, Duration::from_millis(1));
+    assert!(at_most(&sent, 50));
+    assert!(sent[3199] - now < Duration::from_millis(64_200), "{:?}", sent[3199] - now);
+}
+
+#[test]
+fn a_machine_that_wakes_late_leaves_as_much_room() {
+    let (mut pacer, now) = seasoned(50);
+    let sent = drain(&mut pacer, now, 200, Duration::from_millis(60));
+    assert!(sent[100..].windows(51).all(|run| run[50] - run[0] >= SECOND + Duration::from_millis(30)));
+    assert!(pacer.lateness(sent[199] + CALM_DOWN * 8) < Duration::from_millis(1));
+}
+
+#[test]
+fn a_machine_that_stood_still_once_goes_on_at_nearly_its_old_pace() {
+    let (mut pacer, start) = seasoned(50);
+    let before = drain(&mut pacer, start, 60, Duration::ZERO);
+    let Err(slot) = pacer.claim(before[59]) else { panic!("no slot is free") };
+    let resumed = slot + Duration::from_millis(400);
+    let after = drain(&mut pacer, resumed, 500, Duration::ZERO);
+    // The last one before may have left only now.
+    let sent: Vec<_> = before[10..59].iter().copied().chain([resumed]).chain(after.iter().copied()).collect();
+    assert!(at_most(&sent, 50));
+    assert!(after[499] - resumed < Duration::from_millis(10_200), "{:?}", after[499] - resumed);
+}
+
+#[test]
+fn a_fresh_process_has_no_credit_for_its_first_second() {
+    let now = Instant::now() + SECOND * 5;
+    let mut pacer = Pacer::new(50, now, now);
+    let sent = drain(&mut pacer, now, 60, Duration::ZERO);
+    assert!(sent.iter().filter(|at| **at - now < Duration::from_millis(500)).count() <= 25);
+    assert!(at_most(&sent, 50));
+}
+
+#[test]
+fn what_another_may_have_sent_counts_on_top_of_what_was_sent_here() {
+    let (mut pacer, now) = seasoned(50);
+    assert_eq!(drain(&mut pacer, now, 10, Duration::ZERO)[9], now);
+    pacer.doubt(now, now);
+    let sent = drain(&mut pacer, now, 60, Duration::ZERO);
+    assert!(sent.iter().filter(|at| **at - now < Duration::from_millis(500)).count() <= 25);
+    assert!(sent.windows(51).all(|run| run[50] - run[0] >= SECOND));
+    assert!(pacer.sends.iter().is_sorted());
+}
+
+#[test]
+fn a_global_block_holds_and_is_followed_by_an_even_stream() {
+    let (mut pacer, now) = seasoned(50);
+    let until = now + Duration::from_millis(1600);
+    pacer.block(now, until);
+    assert_eq!(pacer.claim(now), Err(until));
+    let sent = drain(&mut pacer, now, 50, Duration::ZERO);
+    assert!(sent[0] >= until);
+    assert!(sent[49] - until > Duration::from_millis(900));
+}
+
+#[test]
+fn disagreement_widens_the_window_and_time_narrows_it() {
+    let (mut pacer, now) = seasoned(50);
+    for _ in 0..9 {
+        pacer.block(now, now);
+    }
+    assert_eq!(pacer.margin, MAX_MARGIN);
+    assert!(pacer.margin_now(now + NARROW_EVERY * 8) < BASE_MARGIN * 2);
+}
+
+proptest! {
+    #[test]
+    fn no_rolling_second_exceeds_the_limit(
+        limit in 1u32..60, idle in 0u64..3, steps in prop::collection::vec((0u64..300, 1usize..40), 1..60)
+    ) {
+        let born = Instant::now();
+        let mut now = born + Duration::from_secs(idle);
+        let mut pacer = Pacer::new(limit, now, born);
+        let mut sent = Vec::new();
+        for (pause, burst) in steps {
+            now += Duration::from_millis(pause);
+            for _ in 0..burst {
+                if pacer.claim(now).is_ok() { sent.push(now); }
+            }
+        }
+        prop_assert!(at_most(&sent, limit as usize));
+    }
+
+    #[test]
+    fn a_promised_instant_holds(limit in 1u32..60, burst in 1usize..200) {
+        let (mut pacer, mut now) = seasoned(limit);
+        for _ in 0..burst {
+            if let Err(at) = pacer.claim(now) {
+                prop_assert!(at > now);
+                now = at;
+                prop_assert_eq!(pacer.claim(now), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn below_the_limit_nobody_waits(limit in 2u32..60, count in 1u32..60) {
+        let (mut pacer, now) = seasoned(limit);
+        for step in 0..count.min(limit) {
+            prop_assert!(pacer.claim(now + Duration::from_millis(u64::from(step))).is_ok());
+        }
+    }
+
+    #[test]
+    fn large_limits_cost_bounded_memory(limit in 1001u32..1_000_000) {
+        let (mut pacer, now) = seasoned(limit);
+        for step in 0..5000u32 {
+            if pacer.claim(now + Duration::from_micros(u64::from(step) * 500)).is_err() { break; }
+        }
+        prop_assert!(pacer.sends.len() <= 1110);
+    }
+}
