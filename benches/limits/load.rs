@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fake_discord::{FakeDiscord, Script};
+use fake_discord::FakeDiscord;
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, StatusCode};
 use hyper_util::client::legacy::Client;
@@ -13,9 +13,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use nirn_proxy::config::Config;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::library::Library;
+use crate::scenarios::Scenario;
 
 const TOKEN: &str = "Bot MTIzNDU2Nzg5MDEyMzQ1Njc4.bench.bench";
 
@@ -40,7 +41,7 @@ pub(crate) struct Report {
     pub(crate) refused: u64,
     /// Seconds from each request's planned time to its answer, sorted.
     pub(crate) latencies: Vec<f64>,
-    /// Answers that were not 2xx.
+    /// Answers that were not 2xx, and what was given up.
     pub(crate) failed: usize,
     /// Instants after the start at which the fake refused.
     pub(crate) refused_at: Vec<Duration>,
@@ -59,9 +60,10 @@ impl Report {
 type Http = Client<HttpConnector, Full<Bytes>>;
 
 /// Runs the jobs against a fresh fake, through a fresh proxy or not.
-pub(crate) async fn run(script: Script, jobs: Vec<Job>, proxied: bool, queue: Duration) -> Report {
-    let fake = FakeDiscord::start(script).await;
-    let proxy = if proxied { Some(start_proxy(&fake, queue).await) } else { None };
+pub(crate) async fn run(scenario: &Scenario, proxied: bool) -> Report {
+    let (jobs, patience) = ((scenario.jobs)(), scenario.patience());
+    let fake = FakeDiscord::start((scenario.script)()).await;
+    let proxy = if proxied { Some(start_proxy(&fake, scenario.queue).await) } else { None };
     if proxied {
         // A fresh process starts without credit for its first second; a running one is what is measured.
         tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -91,10 +93,14 @@ pub(crate) async fn run(script: Script, jobs: Vec<Job>, proxied: bool, queue: Du
         refused_at: Vec::new(),
         accepted_at: Vec::new(),
     };
-    while let Some(Ok((planned, ended, status))) = running.join_next().await {
+    while let Ok(Some(Ok((planned, ended, status)))) = timeout_at(start + patience, running.join_next()).await {
         report.took = report.took.max(ended - start);
         report.latencies.push((ended - planned).as_secs_f64());
         report.failed += usize::from(!status.is_success());
+    }
+    report.failed += requests - report.latencies.len();
+    if report.latencies.len() < requests {
+        report.took = patience;
     }
     report.latencies.sort_by(f64::total_cmp);
     report.refused = fake.counts().status(429);
@@ -134,7 +140,7 @@ async fn alone(http: &Http, base: &str, job: &Job, libraries: &[Library]) -> Sta
         route.open().await;
         library.global().await;
         let (status, headers) = send(http, base, job).await;
-        if !route.learn(status.as_u16(), &headers).await {
+        if !route.learn(library, status.as_u16(), &headers).await {
             return status;
         }
     }

@@ -11,7 +11,12 @@ mod scenarios;
 use std::time::Duration;
 
 use load::Report;
-use scenarios::Scenario;
+use scenarios::{Scenario, When};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// A crowd's requests are all in line by then.
+const CROWDED: Duration = Duration::from_secs(4);
 
 #[tokio::main]
 async fn main() {
@@ -19,27 +24,38 @@ async fn main() {
     let chosen = |scenario: &Scenario| wanted.is_empty() || wanted.iter().any(|name| scenario.name.contains(name));
     println!("| scenario | by | requests | finished | of ideal | 429s | failed | median | p90 | p99 |");
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    // Those that measure latency have the machine for themselves; the others mostly sleep.
-    let (alone, together): (Vec<_>, Vec<_>) = scenarios::all().into_iter().filter(chosen).partition(|it| it.alone);
+    let all = scenarios::all().into_iter().filter(chosen);
+    let (alone, others): (Vec<_>, Vec<_>) = all.partition(|it| it.when == When::Alone);
+    let (crowds, beside): (Vec<_>, Vec<_>) = others.into_iter().partition(|it| it.when == When::Crowd);
     for scenario in alone {
         for proxied in [false, true] {
-            let report = load::run((scenario.script)(), (scenario.jobs)(), proxied, scenario.queue).await;
-            print(&scenario, proxied, &report);
+            one(&scenario, proxied).await;
         }
     }
-    let mut running = tokio::task::JoinSet::new();
-    for scenario in together {
+    let mut running = JoinSet::new();
+    let busy = !crowds.is_empty();
+    running.spawn(async move {
+        for scenario in &crowds {
+            one(scenario, true).await;
+        }
+        let libraries = crowds.into_iter().map(|scenario| async move { one(&scenario, false).await });
+        libraries.collect::<JoinSet<_>>().join_all().await;
+    });
+    if busy {
+        sleep(CROWDED).await;
+    }
+    for scenario in beside {
         for proxied in [false, true] {
             let scenario = scenario.clone();
-            running.spawn(async move {
-                let report = load::run((scenario.script)(), (scenario.jobs)(), proxied, scenario.queue).await;
-                (proxied, scenario, report)
-            });
+            running.spawn(async move { one(&scenario, proxied).await });
         }
     }
-    while let Some(Ok((proxied, scenario, report))) = running.join_next().await {
-        print(&scenario, proxied, &report);
-    }
+    running.join_all().await;
+}
+
+async fn one(scenario: &Scenario, proxied: bool) {
+    let report = load::run(scenario, proxied).await;
+    print(scenario, proxied, &report);
 }
 
 fn print(scenario: &Scenario, proxied: bool, report: &Report) {
