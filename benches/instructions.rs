@@ -6,6 +6,8 @@
 use std::process::Command;
 use std::time::Instant;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use nirn_proxy::config::Config;
 use nirn_proxy::identity::Identity;
@@ -20,7 +22,13 @@ use nirn_proxy::scheduler::signal::Signal;
 const PARTS: [(&str, f64); 5] =
     [("route", 2500.0), ("identity", 2500.0), ("metrics", 1200.0), ("signal", 2500.0), ("gate", 3000.0)];
 
+/// What a request's way through its gate must cost the same with, however many of them live: at most [`FLAT`] times the
+/// least.
+const GROWTH: [(&str, [u64; 3]); 2] = [("buckets", [1000, 10_000, 65_536]), ("credentials", [1, 100, 4096])];
+const FLAT: f64 = 1.15;
+
 const ROUNDS: u32 = 2000;
+const FIRST_ID: u64 = 100_000_000_000_000_000;
 
 fn main() {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--part");
@@ -39,6 +47,19 @@ fn main() {
         }
     }
     println!("| all | {sum:.0} | |");
+    println!("\n| live | how many | instructions a request | against the first |\n|---|---|---|---|");
+    for (what, numbers) in GROWTH {
+        let counted = numbers.map(|number| {
+            let part = format!("{what}:{number}");
+            (count(&part, 2 * ROUNDS) - count(&part, ROUNDS)) / f64::from(ROUNDS)
+        });
+        for (number, each) in numbers.iter().zip(counted) {
+            println!("| {what} | {number} | {each:.0} | {:.2} |", each / counted[0]);
+            if each > FLAT * counted.iter().copied().fold(f64::MAX, f64::min) {
+                exceeded.push(what);
+            }
+        }
+    }
     assert!(exceeded.is_empty(), "more instructions than written down: {exceeded:?}");
 }
 
@@ -85,29 +106,46 @@ fn work(part: &str, rounds: u32) {
                 std::hint::black_box(Signal::read(StatusCode::OK, std::hint::black_box(&headers)));
             });
         }
-        "gate" => gate(&paths, rounds, token),
-        other => panic!("no part {other}"),
+        "gate" => gate(1000, 1, rounds),
+        other => match other.split_once(':').and_then(|(what, number)| Some((what, number.parse().ok()?))) {
+            Some(("buckets", number)) => gate(number, 1, rounds),
+            Some(("credentials", number)) => gate(number, number, rounds),
+            _ => panic!("no part {other}"),
+        },
     }
 }
 
-/// A request's whole way through its credential's gate, over 1,000 channels.
-fn gate(paths: &[String], rounds: u32, token: &[u8]) {
-    let lifted = [("BOT_RATELIMIT_OVERRIDES".into(), "123456789012345678:1000000".into())];
+/// A request's whole way through its credential's gate, over so many buckets of so many credentials, all of them live.
+fn gate(buckets: u64, credentials: u64, rounds: u32) {
+    let lifted: Vec<String> = (0..credentials).map(|index| format!("{}:1000000", FIRST_ID + index)).collect();
+    let lifted = [("BOT_RATELIMIT_OVERRIDES".into(), lifted.join(",").into())];
     let config = Config::from_vars(lifted).unwrap_or_else(|problems| panic!("{problems:?}"));
     let clients = Clients::new(&config.scheduling);
-    let identity = Identity::from_authorization(Some(token));
+    let identities: Vec<Identity> = (0..credentials)
+        .map(|index| {
+            let token = format!("Bot {}.bench.bench", STANDARD_NO_PAD.encode((FIRST_ID + index).to_string()));
+            Identity::from_authorization(Some(token.as_bytes()))
+        })
+        .collect();
     let signal = Signal::read(StatusCode::OK, &answer());
-    let asks: Vec<Ask> =
-        paths.iter().map(|path| Ask::new(&Method::GET, &Route::classify(&Method::GET, path, 0))).collect();
+    let asks: Vec<Ask> = (0..buckets)
+        .map(|index| {
+            let path = format!("/api/v10/channels/{}/messages", FIRST_ID + index);
+            Ask::new(&Method::GET, &Route::classify(&Method::GET, &path, 0))
+        })
+        .collect();
     let deadline = Instant::now() + config.scheduling.queue_timeout;
-    for round in 0..rounds {
-        let gate = clients.gate(&identity).unwrap_or_else(|error| panic!("{error:?}"));
-        match clients.enter(&gate, asks[round as usize % asks.len()], deadline) {
+    let call = |index: usize| {
+        let gate = clients.gate(&identities[index % identities.len()]).unwrap_or_else(|error| panic!("{error:?}"));
+        match clients.enter(&gate, asks[index], deadline) {
             Ok(Turn::Has(permit)) => _ = permit.answered(&signal, false),
             Ok(Turn::Waits(_)) => panic!("nothing is in the way"),
             Err(error) => panic!("{error:?}"),
         }
-    }
+    };
+    (0..asks.len()).for_each(call);
+    // In strides, so that neighbours do not help each other.
+    (0..rounds as usize).for_each(|round| call(round * 7919 % asks.len()));
 }
 
 /// The headers of a usual answer.

@@ -202,9 +202,8 @@ async fn join(
     let (close, closing) = watch::channel(false);
     let served = handler.clone();
     let handle = move |request| {
-        let handler = served.clone();
         // A stream that its peer gives up takes its future with it, so that no link has to say so.
-        async move { handler.handle(request, Arc::new(Link::default()), Origin::Peer).await }
+        served.clone().handle(request, &Arc::new(Link::default()), Origin::Peer)
     };
     let heir = handler.clone();
     let take = move |message: &[u8]| heir.cluster.take(&heir.scheduler, message);

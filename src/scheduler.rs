@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Response;
 use http::request::Parts;
-use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -14,6 +14,7 @@ use self::attempt::{Outcome, Outgoing, Reservation, RunOn};
 use self::budget::Budget;
 use self::client::Ask;
 use self::clients::Clients;
+use self::gate::Turn;
 use self::handover::{Credential, Handover};
 use self::replay::{Kept, Vault};
 use crate::config::Scheduling;
@@ -21,7 +22,6 @@ use crate::error::{ProxyError, Reason};
 use crate::front::headers;
 use crate::identity::Identity;
 use crate::observe::metrics::RouteMetrics;
-use crate::route::Route;
 use crate::upstream::Upstream;
 
 pub mod answer;
@@ -88,12 +88,15 @@ impl Scheduler {
     }
 
     /// Brings a request, whose headers are final, to Discord when its turn comes, and the answer back. Dropping the
-    /// future frees its place; an attempt that was sent still runs to its headers.
+    /// future frees its place; an attempt that was sent still runs to its headers. The body of a `channel_edit` is looked
+    /// into.
     pub async fn dispatch(
         &self,
-        request: Request<Incoming>,
+        mut parts: Box<Parts>,
+        body: Incoming,
         identity: &Identity,
-        route: &Route,
+        mut ask: Ask,
+        channel_edit: bool,
         metrics: RouteMetrics,
     ) -> Result<Dispatched, ProxyError> {
         let shared = &*self.shared;
@@ -102,21 +105,22 @@ impl Scheduler {
             return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
         }
         let gate = shared.clients.gate(identity)?;
-        let (mut parts, body) = request.into_parts();
-        let mut ask = Ask::new(&parts.method, route);
         let body = if body.is_end_stream() {
             Kept::empty()
         } else {
             // Before its body is taken: what is refused anyway needs no room.
             gate.with(|client| client.foresee(gate::now(), &ask, deadline.into_std()))?;
-            let taken = shared.take(body, &mut parts, &mut ask, route.channel_edit);
-            timeout_at(deadline, taken).await.map_err(|_| ProxyError::QueueTimeout)??
+            let taken = timeout_at(deadline, shared.take(body, &mut parts, &mut ask, channel_edit));
+            // On the heap, so that requests without a body keep no room for it.
+            Box::pin(taken).await.map_err(|_| ProxyError::QueueTimeout)??
         };
         // An upload renews REQUEST_TIMEOUT with its progress.
         let uploads = !body.is_empty();
-        let turn = shared.clients.enter(&gate, ask, deadline.into_std())?;
-        let mut permit = turn.permit().await?;
-        let mut outgoing = Box::new(Outgoing {
+        let mut permit = match shared.clients.enter(&gate, ask, deadline.into_std())? {
+            Turn::Has(permit) => permit,
+            Turn::Waits(waiting) => waiting.await?,
+        };
+        let mut outgoing = Outgoing {
             parts,
             body,
             deadline,
@@ -124,7 +128,7 @@ impl Scheduler {
             kind: identity.kind,
             metrics,
             attempts: 0,
-        });
+        };
         loop {
             let Some(reservation) = Reservation::take(&shared.budget) else {
                 permit.unsent();

@@ -6,10 +6,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, Interest};
@@ -19,8 +19,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::admission::Phase;
+use super::body::Body;
 use super::framing::Framing;
-use super::handler::{Handler, Origin};
+use super::handler::{Gone, Handler, Origin};
 use super::link::{End, Link};
 use super::socket::{Patience, Socket};
 use super::unread;
@@ -71,7 +72,8 @@ pub async fn serve(stream: TcpStream, handler: Arc<Handler>, patience: Patience,
     let framing = (!http2).then(Framing::default);
     let socket = Socket::new(reader, writer, link, sniffed, framing, patience);
     if http2 {
-        client.serve_http2(socket, patience).await;
+        // On the heap, because it is larger and rarer than the other.
+        Box::pin(client.serve_http2(socket, patience)).await;
     } else {
         client.serve_http1(socket).await;
     }
@@ -103,11 +105,14 @@ struct Client {
 }
 
 impl Client {
-    async fn serve_http1(mut self, socket: Socket) {
-        let service = service_fn(|request: Request<Incoming>| {
-            let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
-            async move { handler.handle(request, link, Origin::Public).await }
-        });
+    fn service(
+        &self,
+    ) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Gone, Future: Send> + use<> {
+        let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
+        service_fn(move |request: Request<Incoming>| Arc::clone(&handler).handle(request, &link, Origin::Public))
+    }
+
+    fn serve_http1(mut self, socket: Socket) -> impl Future<Output = ()> {
         let phase = *self.phase.borrow_and_update();
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -116,47 +121,47 @@ impl Client {
             // Whether a half-closed connection still has a client is decided in one place: below.
             .half_close(true)
             .keep_alive(phase == Phase::Serving)
-            .serve_connection(TokioIo::new(socket), service);
-        let mut connection = pin!(connection);
-        let mut closed = pin!(self.writer.ready(Interest::PRIORITY));
-        let mut last_words = pin!(sleep_until(Instant::now()));
-        let mut stopping = phase == Phase::Stopping;
-        let mut gone = false;
-        loop {
-            tokio::select! {
-                biased;
-                // Ready when the client closes, or closes its sending half, whether anybody reads or not: a request
-                // that waits with its body unread notices too.
-                _ = &mut closed, if !gone => {
-                    gone = true;
-                    self.link.end(End::ClientGone);
-                }
-                Ok(()) = self.phase.changed() => {
-                    connection.as_mut().graceful_shutdown();
-                    if *self.phase.borrow_and_update() == Phase::Stopping {
-                        self.link.end(End::Stopped);
-                        last_words.as_mut().reset(Instant::now() + LAST_WORDS);
-                        stopping = true;
+            .serve_connection(TokioIo::new(socket), self.service());
+        // On the heap: moved from future to future, it would take its room in each of them.
+        let mut connection = Box::pin(connection);
+        async move {
+            let mut closed = pin!(self.writer.ready(Interest::PRIORITY));
+            let mut last_words = pin!(sleep_until(Instant::now()));
+            let mut stopping = phase == Phase::Stopping;
+            let mut gone = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    // Ready when the client closes, or closes its sending half, whether anybody reads or not: a request
+                    // that waits with its body unread notices too.
+                    _ = &mut closed, if !gone => {
+                        gone = true;
+                        self.link.end(End::ClientGone);
                     }
-                }
-                served = &mut connection => {
-                    if let Err(error) = served && error.is_parse() {
-                        self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+                    Ok(()) = self.phase.changed() => {
+                        connection.as_mut().graceful_shutdown();
+                        if *self.phase.borrow_and_update() == Phase::Stopping {
+                            self.link.end(End::Stopped);
+                            last_words.as_mut().reset(Instant::now() + LAST_WORDS);
+                            stopping = true;
+                        }
                     }
-                    break;
+                    served = &mut connection => {
+                        if let Err(error) = served && error.is_parse() {
+                            self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+                        }
+                        break;
+                    }
+                    () = &mut last_words, if stopping => return,
                 }
-                () = &mut last_words, if stopping => return,
+            }
+            if !gone {
+                linger(&self.writer).await;
             }
         }
-        if !gone {
-            linger(&self.writer).await;
-        }
     }
+
     async fn serve_http2(mut self, socket: Socket, patience: Patience) {
-        let service = service_fn(|request: Request<Incoming>| {
-            let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
-            async move { handler.handle(request, link, Origin::Public).await }
-        });
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
@@ -165,7 +170,7 @@ impl Client {
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS)
-            .serve_connection(TokioIo::new(socket), service);
+            .serve_connection(TokioIo::new(socket), self.service());
         let mut connection = pin!(connection);
         let mut alarm = pin!(sleep_until(Instant::now() + patience.idle / QUARTERS));
         let mut quiet = 0;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
 use hyper::body::{Body as _, Incoming};
 
@@ -17,12 +18,13 @@ use super::headers::{self, Outgoing};
 use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
-use crate::cluster::members::Owner;
+use crate::cluster::members::{Key, Owner};
 use crate::cluster::{self, Cluster};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
-use crate::observe::metrics::Metrics;
+use crate::observe::metrics::{Metrics, RouteMetrics};
 use crate::route::Route;
+use crate::scheduler::client::Ask;
 use crate::scheduler::{Dispatched, Scheduler};
 
 /// The health probe's path.
@@ -67,72 +69,99 @@ impl std::fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
+/// A request that was admitted, with what its way to Discord needs.
+struct Walk {
+    parts: Box<Parts>,
+    body: Incoming,
+    ask: Ask,
+    channel_edit: bool,
+    identity: Identity,
+    key: Key,
+    metrics: RouteMetrics,
+    guard: Guard,
+    origin: Origin,
+}
+
+/// An answer that needs no walk; boxed because it is rare and large.
+type Answered = Box<Result<Response<Body>, Gone>>;
+
 impl Handler {
-    /// Answers one request.
+    /// Answers one request. All that needs no waiting is done before there is a future, so that a request that waits
+    /// keeps no room for it.
     ///
     /// # Errors
     ///
     /// When the client went away before there was an answer.
-    pub async fn handle(
-        &self,
+    pub fn handle(
+        self: Arc<Self>,
         request: Request<Incoming>,
-        link: Arc<Link>,
+        link: &Arc<Link>,
         origin: Origin,
-    ) -> Result<Response<Body>, Gone> {
+    ) -> impl Future<Output = Result<Response<Body>, Gone>> + Send + use<> {
+        let begun = self.begin(request, link, origin);
+        async move {
+            match begun {
+                Ok(walk) => self.forward(walk).await.or_else(|error| self.fail(&error, false)),
+                Err(answered) => *answered,
+            }
+        }
+    }
+
+    /// Health, refusals, a slot, and what the request is.
+    fn begin(&self, request: Request<Incoming>, link: &Arc<Link>, origin: Origin) -> Result<Walk, Answered> {
         let fault = link.request();
         if origin == Origin::Peer {
             self.metrics.routed_received();
         } else if request.uri().path() == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Ok(self.health());
+            return Err(Box::new(Ok(self.health())));
         }
         let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
             None if origin == Origin::Peer => self.admission.admit_hop(),
             None => self.admission.admit(),
         };
-        let result = match admitted {
-            Ok(slot) => self.forward(request, slot, &link, origin).await,
-            Err(error) => Err(error),
-        };
-        match result {
-            Ok(response) => Ok(response),
-            // What follows a faulty request is not followed, so it is not read either.
-            Err(error) => self.fail(&error, fault.is_some()),
-        }
+        let walk = admitted.and_then(|slot| self.classify(request, slot, link, origin));
+        // What follows a faulty request is not followed, so it is not read either.
+        walk.map_err(|error| Box::new(self.fail(&error, fault.is_some())))
     }
 
-    /// The way of an admitted request to Discord and back.
-    async fn forward(
+    fn classify(
         &self,
         request: Request<Incoming>,
         slot: Slot,
         link: &Arc<Link>,
         origin: Origin,
-    ) -> Result<Response<Body>, ProxyError> {
-        let (mut parts, body) = request.into_parts();
+    ) -> Result<Walk, ProxyError> {
+        let (parts, body) = request.into_parts();
+        let mut parts = Box::new(parts);
         // First, so that what is classified is what Discord gets.
         self.outgoing.apply(&mut parts, body.is_end_stream())?;
-        let request = Request::from_parts(parts, body);
-        let route = Route::classify(request.method(), request.uri().path(), clock::unix_ms());
-        let authorization = request.headers().get(header::AUTHORIZATION);
+        let route = Route::classify(&parts.method, parts.uri.path(), clock::unix_ms());
+        let authorization = parts.headers.get(header::AUTHORIZATION);
         let identity = Identity::from_authorization(authorization.map(HeaderValue::as_bytes));
-        let metrics = self.metrics.route(request.method(), &route);
-        let mut guard = Guard::new(slot, metrics.open(), self.metrics.clone(), Arc::clone(link));
-        let key = cluster::key(&identity, &route, request.uri().path());
-        let owner = self.cluster.owner(&key);
+        let metrics = self.metrics.route(&parts.method, &route);
+        let guard = Guard::new(slot, metrics.open(), self.metrics.clone(), Arc::clone(link));
+        let key = cluster::key(&identity, &route, parts.uri.path());
+        let (ask, channel_edit) = (Ask::new(&parts.method, &route), route.channel_edit);
+        Ok(Walk { parts, body, ask, channel_edit, identity, key, metrics, guard, origin })
+    }
+
+    /// The way of an admitted request to Discord and back.
+    async fn forward(&self, walk: Walk) -> Result<Response<Body>, ProxyError> {
+        let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, origin } = walk;
         let dispatch = async {
-            match owner {
+            match self.cluster.owner(&key) {
                 Owner::Local => {
                     self.cluster.settled(&key).await;
-                    self.scheduler.dispatch(request, &identity, &route, metrics).await
+                    self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
                 }
                 Owner::Peer(peer) if origin == Origin::Public => {
                     self.metrics.routed_sent();
-                    let answered = self.cluster.forward(&peer, request).await;
-                    answered.inspect_err(|_| self.metrics.routed_error())
+                    let forwarded = self.cluster.forward(&peer, Request::from_parts(*parts, body));
+                    Box::pin(forwarded).await.inspect_err(|_| self.metrics.routed_error())
                 }
                 Owner::Peer(_) if self.cluster.owned(&key) => {
-                    self.scheduler.dispatch(request, &identity, &route, metrics).await
+                    self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
                 }
                 Owner::Peer(_) => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
                 Owner::OverCapacity => Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
@@ -141,7 +170,7 @@ impl Handler {
         let dispatched = tokio::select! {
             biased;
             dispatched = dispatch => dispatched,
-            end = link.ended() => Err(error_of(end)),
+            end = guard.link().ended() => Err(error_of(end)),
         };
         match dispatched {
             Ok(Dispatched { response, deadline }) => {
@@ -153,7 +182,7 @@ impl Handler {
             Err(error) => {
                 guard.settle();
                 // A request whose upload broke off because its client left did not fail at Discord.
-                let gone = link.has_ended() == Some(End::ClientGone);
+                let gone = guard.link().has_ended() == Some(End::ClientGone);
                 Err(if gone { ProxyError::ClientClosed } else { error })
             }
         }

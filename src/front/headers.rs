@@ -1,7 +1,7 @@
 //! What changes about a message on its way through: hop-by-hop fields, `Host`, `User-Agent`, forwarding fields, and the
 //! form of the target. Everything else passes as it came, in place: a header map is never rebuilt.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, HOST, TRANSFER_ENCODING, UPGRADE, USER_AGENT};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, USER_AGENT};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
@@ -45,9 +45,14 @@ impl Outgoing {
         remove(headers, |name| is_hop_by_hop(name) || tells_who_forwarded(name));
         // its `100 Continue` is the proxy's own business
         headers.remove(EXPECT);
-        headers.insert(HOST, self.host.clone());
-        if let Entry::Vacant(agent) = headers.entry(USER_AGENT) {
-            agent.insert(AGENT);
+        // An insertion makes room for one more before it looks whether it needs it: what is there is written over.
+        let single = headers.get_all(HOST).iter().nth(1).is_none();
+        match headers.get_mut(HOST).filter(|_| single) {
+            Some(host) => *host = self.host.clone(),
+            None => _ = headers.insert(HOST, self.host.clone()),
+        }
+        if !headers.contains_key(USER_AGENT) {
+            headers.insert(USER_AGENT, AGENT);
         }
         if parts.version == Version::HTTP_2 {
             join_cookies(headers);

@@ -179,15 +179,18 @@ impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let before = buffer.filled().len();
-        if this.sniffed.is_empty() {
-            match Pin::new(&mut this.reader).poll_read(cx, buffer) {
-                Poll::Ready(result) => result?,
-                Poll::Pending => return this.poll_patience(cx),
-            }
-        } else {
+        if !this.sniffed.is_empty() {
             let take = this.sniffed.len().min(buffer.remaining());
             buffer.put_slice(&this.sniffed[..take]);
             this.sniffed.drain(..take);
+        }
+        // What came with the sniffed bytes is read with them: hyper doubles the buffer of a head that comes in two pieces.
+        if this.sniffed.is_empty() {
+            match Pin::new(&mut this.reader).poll_read(cx, buffer) {
+                Poll::Ready(result) => result?,
+                Poll::Pending if buffer.filled().len() == before => return this.poll_patience(cx),
+                Poll::Pending => {}
+            }
         }
         this.watch(&buffer.filled()[before..]);
         Poll::Ready(Ok(()))

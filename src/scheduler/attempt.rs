@@ -29,7 +29,8 @@ const PATIENT_ATTEMPTS: u32 = 4;
 
 /// A request on its way, over all its attempts.
 pub(super) struct Outgoing {
-    pub(super) parts: Parts,
+    /// Behind a pointer, so that no future that a request passes through keeps room for it.
+    pub(super) parts: Box<Parts>,
     pub(super) body: Kept,
     pub(super) deadline: Instant,
     pub(super) request_timeout: Duration,
@@ -50,7 +51,7 @@ pub(super) enum Outcome {
     /// With what the client gets.
     Answer(Dispatched),
     /// With a 429 that is tried again once its turn comes.
-    Again(Box<Outgoing>, Waiting),
+    Again(Outgoing, Waiting),
     /// Without an answer.
     Failed(ProxyError),
 }
@@ -72,7 +73,7 @@ impl Drop for Reservation {
 /// Makes one attempt with `permit`, whose turn passes on as soon as the headers have been handled.
 pub(super) async fn run(
     upstream: Upstream,
-    mut outgoing: Box<Outgoing>,
+    mut outgoing: Outgoing,
     mut permit: Permit,
     mut reservation: Reservation,
 ) -> Outcome {
@@ -81,7 +82,7 @@ pub(super) async fn run(
         permit.unsent();
         return Outcome::Failed(ProxyError::Unavailable(crate::error::Reason::RetryPreparation));
     };
-    let request = Request::from_parts(outgoing.parts.clone(), body);
+    let request = Request::from_parts((*outgoing.parts).clone(), body);
     let started = Instant::now();
     let Answer { response, body_deadline, connected } = match upstream.send(request).await {
         Ok(answer) => answer,

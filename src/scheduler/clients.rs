@@ -21,6 +21,9 @@ const GLOBAL_LIMIT: u32 = 50;
 /// When no bucket state is free, this part of all makes room at once, so that the search pays.
 const EVICT_PART: usize = 16;
 
+/// So many idle buckets go at once: as long as that takes, their credential's requests wait.
+const SWEEP_PART: usize = 4096;
+
 /// Gates by kind and SHA-256 of the credential.
 type Known = AHashMap<(Kind, [u8; 32]), Arc<Gate>>;
 
@@ -137,7 +140,12 @@ impl Clients {
     pub fn sweep(&self) {
         let now = now();
         let Some(before) = now.checked_sub(IDLE) else { return };
-        self.each(|client| _ = client.sweep(now, before, usize::MAX));
+        let keys: Vec<_> = self.known.read().keys().copied().collect();
+        // One after the other, none of them behind the map's lock: a new credential must not wait for it.
+        let known = keys.iter().filter_map(|key| self.known.read().get(key).cloned());
+        for gate in known.chain([Arc::clone(&self.unauthenticated)]) {
+            while gate.with(|client| client.sweep(now, before, SWEEP_PART)) == SWEEP_PART {}
+        }
         self.known.write().retain(|_, gate| {
             let old = |gate: &Arc<Gate>| gate.with(|client| client.disposable(now)).is_some_and(|used| used <= before);
             Arc::strong_count(gate) > 1 || !old(gate)

@@ -89,16 +89,6 @@ impl Gate {
     }
 }
 
-impl Turn {
-    /// Waits for the permit.
-    pub async fn permit(self) -> Result<Permit, ProxyError> {
-        match self {
-            Self::Has(permit) => Ok(permit),
-            Self::Waits(waiting) => waiting.await,
-        }
-    }
-}
-
 impl Future for Waiting {
     type Output = Result<Permit, ProxyError>;
 
