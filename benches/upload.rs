@@ -106,6 +106,7 @@ async fn send(upstream: &Upstream, kept: &mut Kept, length: u64) -> Result<Durat
     let started = Instant::now();
     let answer = upstream.send(request.body(body)?).await.map_err(|error| match error {
         SendError::Timeout => "timed out".to_owned(),
+        SendError::Body(error) => error.to_string(),
         SendError::Failed { message } => message,
     })?;
     answer.response.into_body().collect().await?;

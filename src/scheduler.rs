@@ -213,6 +213,9 @@ impl Shared {
             headers::end_at_head(parts);
             return Ok(Kept::empty());
         }
+        if let Some(error) = kept.broken() {
+            return Err(attempt::of_body(error));
+        }
         if channel_edit
             && detail::readable(&parts.headers)
             && let Some(body) = kept.peek(detail::MAX_BODY).await

@@ -76,6 +76,8 @@ pub struct Answer {
 pub enum SendError {
     /// REQUEST_TIMEOUT passed before the headers came: a 504.
     Timeout,
+    /// The request's body could not be sent to its end.
+    Body(BodyError),
     /// Discord could not be reached, or its answer could not be used: a 502.
     Failed {
         /// What happened, in words that carry no client data.

@@ -141,7 +141,7 @@ impl Reason {
             Self::BucketLimit => "no room for another rate limit: MAX_BUCKET_STATES is reached",
             Self::RetryCaptureLimit => "no room to keep the body for a retry: MAX_RETRY_CAPTURE_BYTES is reached",
             Self::RetryPreparation => {
-                "the body could not be kept for a retry: the temporary folder is not usable (see MAX_RETRY_CAPTURE_BYTES)"
+                "the body could not be kept for a retry: the folder that TMPDIR names is not usable (MAX_RETRY_CAPTURE_BYTES=0 keeps none)"
             }
             Self::InvalidRequestBudget => {
                 "too many requests were answered 401, 403 or 429 in the last 10 minutes: \

@@ -38,10 +38,15 @@ impl Outgoing {
     ///
     /// # Errors
     ///
-    /// A 400 for a target that is no path.
+    /// A 400 for a target that is no path, and for a body in a transfer coding that cannot be undone.
     pub fn apply(&self, parts: &mut http::request::Parts, empty: bool) -> Result<(), ProxyError> {
         to_origin_form(&parts.method, &mut parts.uri)?;
         let headers = &mut parts.headers;
+        // hyper undoes the last coding of a list, and takes the others for a part of the body
+        let chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
+        if !empty && !headers.get_all(TRANSFER_ENCODING).iter().all(chunked) {
+            return Err(ProxyError::BadRequest("the only Transfer-Encoding that can be forwarded is chunked"));
+        }
         remove(headers, |name| is_hop_by_hop(name) || tells_who_forwarded(name));
         // its `100 Continue` is the proxy's own business
         headers.remove(EXPECT);

@@ -17,10 +17,10 @@ use super::gate::{Permit, Waiting, now};
 use super::replay::Kept;
 use super::signal::{MIN_RETRY, Signal};
 use super::{Dispatched, MAX_REFUSAL_BODY};
-use crate::error::{ProxyError, Scope};
+use crate::error::{ProxyError, Reason, Scope};
 use crate::identity::Kind;
 use crate::observe::metrics::RouteMetrics;
-use crate::upstream::{Answer, SendError, Upstream, read_limited};
+use crate::upstream::{Answer, BodyError, SendError, Upstream, read_limited};
 
 /// Attempts of one request whose 429s do not say how long to wait.
 const MAX_UNTIMED_ATTEMPTS: u32 = 3;
@@ -80,13 +80,14 @@ pub(super) async fn run(
     outgoing.attempts += 1;
     let Some(body) = outgoing.body.attempt() else {
         permit.unsent();
-        return Outcome::Failed(ProxyError::Unavailable(crate::error::Reason::RetryPreparation));
+        return Outcome::Failed(ProxyError::Unavailable(Reason::RetryPreparation));
     };
     let request = Request::from_parts((*outgoing.parts).clone(), body);
     let started = Instant::now();
     let Answer { response, body_deadline, connected } = match upstream.send(request).await {
         Ok(answer) => answer,
         Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
+        Err(SendError::Body(error)) => return Outcome::Failed(of_body(error)),
         Err(SendError::Failed { message }) => return Outcome::Failed(ProxyError::Upstream(message)),
     };
     if connected {
@@ -117,6 +118,15 @@ pub(super) async fn run(
             let response = http::Response::from_parts(head, AnswerBody::from(collected));
             Outcome::Answer(Dispatched { response, deadline })
         }
+    }
+}
+
+/// What the client is told whose body cannot be sent.
+pub(super) fn of_body(error: BodyError) -> ProxyError {
+    match error {
+        BodyError::Client(what) => ProxyError::BadRequest(what),
+        BodyError::Keeping(_) => ProxyError::Unavailable(Reason::RetryPreparation),
+        BodyError::Over(what) => ProxyError::Upstream(what.to_owned()),
     }
 }
 

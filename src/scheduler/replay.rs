@@ -167,6 +167,11 @@ impl Kept {
         self.shared.as_ref().is_none_or(|shared| shared.lock().repeatable())
     }
 
+    /// Why it cannot be sent whole, if that is known.
+    pub fn broken(&self) -> Option<BodyError> {
+        self.shared.as_ref().and_then(|shared| shared.lock().broken())
+    }
+
     /// Frees what is kept: no attempt follows. One that is still sending goes on to its end.
     pub fn release(&mut self) {
         if let Some(shared) = &self.shared {

@@ -51,7 +51,7 @@ impl Upload {
     pub(super) fn permit(&self, cx: &Context<'_>) -> Result<(), BodyError> {
         let mut state = self.state.lock();
         if state.stalled {
-            return Err(BodyError("the upload made no progress within REQUEST_TIMEOUT"));
+            return Err(BodyError::Over("the upload made no progress within REQUEST_TIMEOUT"));
         }
         if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             state.waker = Some(cx.waker().clone());
@@ -167,8 +167,7 @@ impl Clock {
     /// Turns the client's error into ours. A body that broke is the better explanation.
     pub(super) fn explain(&self, error: &Error) -> SendError {
         let broke = self.upload.as_ref().and_then(|upload| upload.state.lock().broke);
-        let message = broke.map_or_else(|| failure::describe(error), |broke| broke.0.to_owned());
-        SendError::Failed { message }
+        broke.map_or_else(|| SendError::Failed { message: failure::describe(error) }, SendError::Body)
     }
 
     fn deadline(&self) -> Instant {

@@ -18,9 +18,16 @@ pub struct RequestBody {
     upload: Option<Arc<Upload>>,
 }
 
-/// Why a request's body cannot be sent to its end.
+/// Why a request's body cannot be sent to its end, by whose fault it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BodyError(pub(crate) &'static str);
+pub enum BodyError {
+    /// The client's: its bytes broke off, or are not what its head said.
+    Client(&'static str),
+    /// The proxy's: what was kept of it cannot be read or written.
+    Keeping(&'static str),
+    /// Nobody's: the attempt is over.
+    Over(&'static str),
+}
 
 impl RequestBody {
     /// No body.
@@ -84,7 +91,8 @@ impl fmt::Debug for RequestBody {
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        let (Self::Client(what) | Self::Keeping(what) | Self::Over(what)) = self;
+        f.write_str(what)
     }
 }
 

@@ -191,6 +191,32 @@ async fn bodies_reach_discord_whatever_their_method_and_framing() {
 }
 
 #[tokio::test]
+async fn a_body_that_is_not_what_its_head_says_is_refused_and_never_whole_at_discord() {
+    let mut pair = Pair::start().await;
+    let head = "POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: ";
+    // Nothing of these has gone out when it is seen what they are.
+    for (number, rest) in [
+        "chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+        "chunked\r\n\r\nffffffffffffffffff\r\nhello",
+        "gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "gzip\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let answer = pair.refused(&format!("{head}{rest}")).await;
+        assert_eq!((answer.status, answer.header("x-nirn-proxy-error")), (400, Some("true")), "{rest}");
+        assert!(answer.text().contains("chunk"), "{}", answer.text());
+        assert_eq!(pair.node.failures("bad_request"), (number + 1) as f64);
+    }
+    // Of this one something has.
+    let answer = pair.refused(&format!("{head}chunked\r\n\r\n5\r\nhello\r\nzz\r\n\r\n")).await;
+    assert_eq!((answer.status, pair.node.failures("bad_request")), (400, 5.0));
+    assert_eq!(pair.node.failures("upstream_error"), 0.0);
+    eventually("nothing is held", || pair.node.open() == 0.0 && pair.node.scheduler.is_quiet()).await;
+}
+
+#[tokio::test]
 async fn c69_audit_log_reasons_pass_byte_for_byte() {
     let mut pair = Pair::start().await;
     let long = "%F0%9F%91%8D".repeat(512);

@@ -76,6 +76,7 @@ async fn refused(settings: &config::Upstream) -> String {
     match client(settings).send(request).await.expect_err("no trust") {
         SendError::Failed { message } => message,
         SendError::Timeout => panic!("timed out"),
+        SendError::Body(error) => panic!("{error}"),
     }
 }
 

@@ -15,6 +15,7 @@ fn failed(error: SendError) -> String {
     match error {
         SendError::Failed { message } => message,
         SendError::Timeout => panic!("timed out"),
+        SendError::Body(error) => panic!("{error}"),
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn source<B>(body: B) -> Source
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    body.map_err(|_| BodyError("the client's body broke off")).boxed_unsync()
+    body.map_err(|_| BodyError::Client("the request's body broke off, or its chunks are malformed")).boxed_unsync()
 }
 
 /// The log, and the attempt that reads it.
@@ -113,6 +113,11 @@ impl Store {
         self.limit.is_some() && self.broken.is_none()
     }
 
+    /// Why it cannot be had whole, if that is known.
+    pub(super) fn broken(&self) -> Option<BodyError> {
+        self.broken
+    }
+
     /// Keeps nothing from here on. What the running attempt has not read yet goes as it is read.
     pub(super) fn stop_keeping(&mut self) {
         self.limit = None;
@@ -145,7 +150,7 @@ impl Store {
         reading: &mut Option<Reading>,
     ) -> Poll<Option<Result<Bytes, BodyError>>> {
         if attempt != self.attempt {
-            return Poll::Ready(Some(Err(BodyError("another attempt has taken this one's place"))));
+            return Poll::Ready(Some(Err(BodyError::Over("another attempt has taken this one's place"))));
         }
         let Some(position) = self.position else { return Poll::Ready(None) };
         if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
@@ -263,13 +268,13 @@ impl Store {
         position: u64,
         reading: &mut Option<Reading>,
     ) -> Poll<Result<Bytes, BodyError>> {
-        let Some(file) = &self.file else { return Poll::Ready(Err(BodyError("the kept body is gone"))) };
+        let Some(file) = &self.file else { return Poll::Ready(Err(BodyError::Keeping("the kept body is gone"))) };
         let length = usize::try_from(self.in_file - position).unwrap_or(PIECE).min(PIECE);
         let task = reading.get_or_insert_with(|| spill::read(Arc::clone(file), position, length));
         let read = ready!(Pin::new(task).poll(cx));
         *reading = None;
         let read = read.ok().and_then(Result::ok);
-        Poll::Ready(read.ok_or(BodyError("the kept body could not be read back from TMPDIR")))
+        Poll::Ready(read.ok_or(BodyError::Keeping("the kept body could not be read back from TMPDIR")))
     }
 
     /// Sends the log in memory to the file.
@@ -291,7 +296,7 @@ impl Store {
             self.memory_start = self.length;
         } else {
             if self.position != Some(self.length) {
-                self.broken = Some(BodyError("the body could not be kept in TMPDIR"));
+                self.broken = Some(BodyError::Keeping("the body could not be kept in TMPDIR"));
             }
             self.position = self.position.map(|_| self.length);
             self.stop_keeping();
@@ -325,7 +330,7 @@ impl Store {
         let bytes = data.len() as u64;
         let length = self.length + bytes;
         if self.declared.is_some_and(|declared| length > declared) {
-            return self.fail(BodyError("the client's body is longer than it said"));
+            return self.fail(BodyError::Client("the request's body is longer than its Content-Length"));
         }
         if let Some(limit) = self.limit
             && self.declared.is_none()
@@ -360,7 +365,7 @@ impl Store {
     fn finish(&mut self) {
         self.source = None;
         if self.broken.is_none() && self.declared.is_some_and(|declared| declared != self.length) {
-            self.fail(BodyError("the client's body is shorter than it said"));
+            self.fail(BodyError::Client("the request's body is shorter than its Content-Length"));
         }
     }
 

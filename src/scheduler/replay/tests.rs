@@ -41,6 +41,8 @@ fn pieces(length: usize, piece: usize) -> Fed {
     fed(pattern(length).chunks(piece).map(<[u8]>::to_vec))
 }
 
+const CUT: BodyError = BodyError::Client("the request's body broke off, or its chunks are malformed");
+
 async fn read(body: RequestBody) -> Result<Bytes, BodyError> {
     body.collect().await.map(|body| body.to_bytes())
 }
@@ -127,7 +129,7 @@ async fn a_peek_reads_a_small_body_whole_and_leaves_it_to_be_sent() {
     let mut kept = Vault::new(5000, 5000).keep(Fed(body), None).await.unwrap();
     assert_eq!(kept.peek(1000).await, None);
     assert!(!kept.repeatable());
-    assert_eq!(read(kept.attempt().unwrap()).await.unwrap_err().0, "the client's body broke off");
+    assert_eq!(read(kept.attempt().unwrap()).await.unwrap_err(), CUT);
 }
 
 #[tokio::test]
@@ -169,11 +171,12 @@ async fn an_attempt_ends_the_one_before() {
 
 #[tokio::test]
 async fn a_body_of_another_length_than_declared_fails() {
-    for (declared, words) in
-        [(999, "the client's body is longer than it said"), (1001, "the client's body is shorter than it said")]
-    {
+    for (declared, words) in [
+        (999, "the request's body is longer than its Content-Length"),
+        (1001, "the request's body is shorter than its Content-Length"),
+    ] {
         let mut kept = Vault::new(5000, 5000).keep(pieces(1000, 300), Some(declared)).await.unwrap();
-        assert_eq!(read(kept.attempt().unwrap()).await.unwrap_err().0, words);
+        assert_eq!(read(kept.attempt().unwrap()).await.unwrap_err(), BodyError::Client(words));
         assert!(!kept.repeatable());
     }
 }
