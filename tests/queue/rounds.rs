@@ -17,7 +17,7 @@ const WORKERS: usize = 20;
 const ROUNDS: usize = 50;
 /// A bot without a global limit to speak of.
 const BOT: &str = "Bot MTAwMDAw.x";
-const ATTEMPT: Duration = Duration::from_millis(300);
+const ATTEMPT: Duration = Duration::from_millis(800);
 
 /// What goes wrong with the first call of a guild, by the guild's number.
 fn fault(number: usize) -> Reply {
