@@ -22,15 +22,13 @@ use super::admission::Phase;
 use super::body::Body;
 use super::framing::Framing;
 use super::handler::{Gone, Handler, Origin};
+use super::headers::MAX_HEAD_BYTES;
 use super::link::{End, Link};
 use super::socket::{Patience, Socket};
 use super::unread;
 
 /// How HTTP/2 with prior knowledge begins (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Largest header block, request line included. Of header lines hyper takes 100, as Apache's server does; a higher number
-/// would cost every request two allocations.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// HTTP/2 requests of one connection at a time.
 const MAX_STREAMS: u32 = 256;
 /// What a stream may send ahead. Requests wait with their bodies unread, so the connection's window holds as much for
@@ -117,6 +115,7 @@ impl Client {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(None)
+            // Of header lines hyper takes 100, as Apache's server does; more would cost every request two allocations.
             .max_header_size(MAX_HEAD_BYTES)
             // Whether a half-closed connection still has a client is decided in one place: below.
             .half_close(true)
@@ -166,7 +165,8 @@ impl Client {
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
-            .max_header_list_size(MAX_HEAD_BYTES as u32)
+            // What is a little too large gets the proxy's own answer, from the handler; the rest a bare 431.
+            .max_header_list_size(2 * MAX_HEAD_BYTES as u32)
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(STREAM_WINDOW * MAX_STREAMS)

@@ -118,6 +118,9 @@ impl Handler {
         let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
             None if origin == Origin::Peer => self.admission.admit_hop(),
+            None if headers::is_too_large(request.version(), request.uri(), request.headers()) => {
+                Err(ProxyError::HeadTooLarge)
+            }
             None => self.admission.admit(),
         };
         let walk = admitted.and_then(|slot| self.classify(request, slot, link, origin));

@@ -7,6 +7,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
 use crate::error::ProxyError;
 
+/// Largest header block, request line included.
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Sent for clients that do not say who they are; Discord's edge refuses requests without it.
 const AGENT: HeaderValue = HeaderValue::from_static(concat!(
     "DiscordBot (https://github.com/germanoeich/nirn-proxy, ",
@@ -90,6 +92,14 @@ pub fn incoming(headers: &mut HeaderMap) {
         headers.remove(CONTENT_LENGTH);
     }
     remove(headers, is_hop_by_hop);
+}
+
+/// Whether an HTTP/2 request's block is too large. HTTP/1's is measured as it is read.
+pub fn is_too_large(version: Version, uri: &Uri, headers: &HeaderMap) -> bool {
+    // RFC 9113, 6.5.2: name and value, and 32 for each field
+    let list = || headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum::<usize>();
+    let target = || uri.path_and_query().map_or(0, |path| path.as_str().len());
+    version == Version::HTTP_2 && list() + target() > MAX_HEAD_BYTES
 }
 
 /// Whether a request asks for another protocol than HTTP on its connection.

@@ -64,7 +64,12 @@ async fn a_header_line_of_16_kib_passes_and_a_list_over_64_kib_is_431() {
         request.body(Full::default()).unwrap()
     };
     assert_eq!(ask(&mut sender, long(16 * 1024)).await.status(), StatusCode::OK);
-    assert_eq!(ask(&mut sender, long(80 * 1024)).await.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    let refused = ask(&mut sender, long(80 * 1024)).await;
+    assert_eq!(refused.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    assert_eq!(refused.headers()["generated-by-proxy"], "true");
+    assert!(text(refused).await.contains("64 KiB"));
+    assert_eq!(node.failures("bad_request"), 1.0);
+    assert_eq!(ask(&mut sender, long(200 * 1024)).await.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     assert_eq!(ask(&mut sender, get("/x")).await.status(), StatusCode::OK);
 }
 
