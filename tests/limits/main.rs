@@ -19,13 +19,13 @@ mod tls;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fake_discord::{Arrival, FakeDiscord, Reply, Script};
+use fake_discord::{Arrival, FakeDiscord, Script};
 use nirn_proxy::config::Config;
-use support::calls::{AT_ONCE, SLACK, assert_within, is_local, ms, request, statuses, wait_between};
+use support::calls::{
+    self, AT_ONCE, SLACK, assert_within, is_local, ms, request, setup as setup_with, statuses, wait_between, warm_up,
+};
 use support::client::{Answer, Client};
-use support::{Node, PATIENCE, config};
-use tokio::task::JoinSet;
-use tokio::time::timeout;
+use support::{Node, PATIENCE};
 
 const CHANNEL_1: &str = "/api/v10/channels/100000000000000001";
 const CHANNEL_2: &str = "/api/v10/channels/100000000000000002";
@@ -34,14 +34,6 @@ const GUILD: &str = "/api/v10/guilds/200000000000000001";
 /// A proxy before a fake with these limits.
 async fn setup(script: Script) -> (FakeDiscord, Node) {
     setup_with(script, |_| {}).await
-}
-
-async fn setup_with(script: Script, change: impl FnOnce(&mut Config)) -> (FakeDiscord, Node) {
-    let fake = FakeDiscord::start(script).await;
-    let mut settings = config(fake.addr);
-    change(&mut settings);
-    let node = Node::start_with(settings, |_| {});
-    (fake, node)
 }
 
 /// A queue that holds nobody longer than a second or two.
@@ -68,22 +60,10 @@ async fn ask_all(node: &Node, pause: Duration, calls: Vec<(&'static str, String)
     ask_all_as("Bot A", node.address(), pause, calls).await
 }
 
-async fn ask_all_as(
-    token: &'static str,
-    node: SocketAddr,
-    pause: Duration,
-    calls: Vec<(&'static str, String)>,
-) -> Vec<Answer> {
-    let mut tasks = JoinSet::new();
-    for (index, (method, path)) in calls.into_iter().enumerate() {
-        tasks.spawn(async move { (index, ask_with(node, token, method, &path, "").await) });
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-    }
-    let mut answers = timeout(PATIENCE * 2, tasks.join_all()).await.expect("every answer in time");
-    answers.sort_by_key(|(index, _)| *index);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+/// So many calls of one bot.
+async fn ask_all_as(token: &str, node: SocketAddr, pause: Duration, calls: Vec<(&'static str, String)>) -> Vec<Answer> {
+    let calls = calls.into_iter().map(|(method, path)| (token.to_owned(), method, path)).collect();
+    calls::ask_all(node, pause, calls).await
 }
 
 fn guilds(n: usize) -> Vec<(&'static str, String)> {
@@ -92,10 +72,4 @@ fn guilds(n: usize) -> Vec<(&'static str, String)> {
 
 fn retry_after(answer: &Answer) -> u64 {
     answer.header("retry-after").expect("Retry-After").parse().expect("whole seconds")
-}
-
-/// A call of `token` that Discord answers, so that it is known to be good.
-async fn warm_up(fake: &FakeDiscord, node: &Node, token: &str) {
-    fake.on("GET", "/voice/regions", vec![Reply::json(200, &serde_json::json!([]))]);
-    assert_eq!(ask_with(node.address(), token, "GET", "/api/v10/voice/regions", "").await.status, 200);
 }

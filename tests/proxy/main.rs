@@ -6,6 +6,7 @@
 mod support;
 
 mod broken;
+mod pair;
 mod requests;
 mod responses;
 mod retries;

@@ -1,8 +1,8 @@
 //! What of a request reaches Discord.
 
-use crate::support::client::{Answer, Client};
-use crate::support::upstream::{Arrival, Upstream};
-use crate::support::{Node, eventually};
+use crate::pair::Pair;
+use crate::support::eventually;
+use crate::support::upstream::Arrival;
 
 /// Lines of a head but the first, as they came.
 fn lines(arrival: &Arrival) -> Vec<&str> {
@@ -12,45 +12,6 @@ fn lines(arrival: &Arrival) -> Vec<&str> {
 fn values<'a>(arrival: &'a Arrival, name: &str) -> Vec<&'a str> {
     let fields = lines(arrival).into_iter().filter_map(|line| line.split_once(':'));
     fields.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).collect()
-}
-
-struct Pair {
-    upstream: Upstream,
-    node: Node,
-    client: Client,
-}
-
-impl Pair {
-    async fn start() -> Self {
-        let upstream = Upstream::start().await;
-        let node = Node::start(upstream.address);
-        let client = Client::connect(node.address()).await;
-        Self { upstream, node, client }
-    }
-
-    /// Sends a request as it is and has it answered 200; what arrived.
-    async fn pass(&mut self, request: impl AsRef<[u8]>) -> Arrival {
-        self.client.send(request).await;
-        let arrival = self.upstream.next().await;
-        arrival.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-        let is_head = arrival.head.starts_with("HEAD ");
-        assert_eq!(self.client.answer_to(if is_head { "HEAD" } else { "GET" }).await.status, 200);
-        arrival
-    }
-
-    async fn target(&mut self, target: &str) -> String {
-        let arrival = self.pass(format!("GET {target} HTTP/1.1\r\nhost: proxy\r\n\r\n")).await;
-        arrival.line().strip_prefix("GET ").unwrap().strip_suffix(" HTTP/1.1").unwrap().to_owned()
-    }
-
-    /// Sends a request that must be refused, on a connection of its own.
-    async fn refused(&mut self, request: &str) -> Answer {
-        let mut client = Client::connect(self.node.address()).await;
-        client.send(request).await;
-        let answer = client.answer().await;
-        assert!(self.upstream.is_untouched(), "{request}");
-        answer
-    }
 }
 
 #[tokio::test]

@@ -3,35 +3,9 @@
 use std::io::Write as _;
 use std::time::Instant;
 
+use crate::pair::Pair;
 use crate::support::calls::{assert_within, ms};
-use crate::support::client::{Answer, Client};
-use crate::support::upstream::Upstream;
-use crate::support::{Node, config, eventually};
-
-struct Pair {
-    upstream: Upstream,
-    node: Node,
-    client: Client,
-}
-
-impl Pair {
-    async fn start() -> Self {
-        let upstream = Upstream::start().await;
-        let node = Node::start(upstream.address);
-        let client = Client::connect(node.address()).await;
-        Self { upstream, node, client }
-    }
-
-    /// Asks, has Discord answer so, and gives what the client got.
-    async fn ask(&mut self, request: &str, answer: impl AsRef<[u8]>) -> Answer {
-        let line = request.lines().next().unwrap();
-        let rest = request.strip_prefix(line).unwrap();
-        self.client.send(format!("{line} HTTP/1.1\r\nhost: proxy{rest}\r\n\r\n")).await;
-        let arrival = self.upstream.next().await;
-        arrival.write(answer).await;
-        self.client.answer_to(line.split(' ').next().unwrap()).await
-    }
-}
+use crate::support::eventually;
 
 #[tokio::test]
 async fn c59_edge_errors_pass_unchanged_and_are_not_repeated() {
@@ -113,13 +87,9 @@ async fn c67_a_compressed_429_is_waited_out_for_the_time_in_its_body() {
 #[tokio::test]
 async fn c67_a_compressed_429_that_is_passed_on_stays_compressed() {
     for (coding, body) in compressed_refusals() {
-        let upstream = Upstream::start().await;
-        let mut config = config(upstream.address);
         // The second and a half that the body asks for do not fit.
-        config.scheduling.queue_timeout = ms(6000);
-        let node = Node::start_with(config, |_| {});
-        let client = Client::connect(node.address()).await;
-        let answer = Pair { upstream, node, client }.ask("GET /x", compressed_429(coding, &body)).await;
+        let mut pair = Pair::start_with(|config| config.scheduling.queue_timeout = ms(6000)).await;
+        let answer = pair.ask("GET /x", compressed_429(coding, &body)).await;
         assert_eq!((answer.status, answer.header("content-encoding")), (429, Some(coding)));
         assert_eq!((answer.header("retry-after"), &*answer.body), (None, &*body), "{coding}");
     }

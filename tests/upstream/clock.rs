@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::Method;
 use nirn_proxy::upstream::{Answer, RequestBody, SendError, Upstream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -27,6 +27,16 @@ async fn send_fed(upstream: &Upstream, body: Fed) -> Result<Answer, SendError> {
     let body = vault().keep(body, None).await.expect("room").attempt().expect("a first attempt");
     let request = request(Method::POST, "/", "x", body);
     timeout(PATIENCE, upstream.send(request)).await.expect("an end")
+}
+
+/// A listener whose connections take little that nobody reads.
+fn cramped() -> (TcpListener, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(32 * 1024).expect("a small buffer");
+    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let listener = socket.listen(8).expect("listening");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
 }
 
 /// Reads a request whole, then says nothing.
@@ -82,11 +92,7 @@ async fn an_upload_that_makes_progress_outlives_the_request_timeout() {
 
 #[tokio::test]
 async fn a_server_that_reads_slowly_counts_as_progress() {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_recv_buffer_size(32 * 1024).expect("a small buffer");
-    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
-    let listener = socket.listen(8).expect("listening");
-    let address = listener.local_addr().expect("bound");
+    let (listener, address) = cramped();
     let serving = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await?;
         read_head(&mut stream).await?;
@@ -225,11 +231,7 @@ async fn a_dropped_attempt_closes_its_connection_and_frees_its_body() {
 
 #[tokio::test]
 async fn a_server_that_stops_reading_after_its_answer_is_given_up() {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_recv_buffer_size(32 * 1024).expect("a small buffer");
-    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
-    let listener = socket.listen(8).expect("listening");
-    let address = listener.local_addr().expect("bound");
+    let (listener, address) = cramped();
     let serving = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await?;
         read_head(&mut stream).await?;
