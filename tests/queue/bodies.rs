@@ -44,6 +44,23 @@ async fn a_body_that_finds_no_room_is_503_until_another_gives_its_room_back() {
 }
 
 #[tokio::test]
+async fn a_body_is_not_asked_for_while_its_request_waits() {
+    let (fake, node) = setup(Script::default(), |_| {}).await;
+    fake.on("POST", "/channels/**", vec![Reply::status(200).bucket("abcd0001", "5", "0", "1.5")]);
+    assert_eq!(ask(node.address(), "Bot A", "POST", &channel(1)).await.status, 200);
+    let mut client = Client::connect(node.address()).await;
+    let asking = upload(600, false).replace("\r\n\r\n", "\r\nExpect: 100-continue\r\n\r\n");
+    let (head, body) = asking.split_once("\r\n\r\n").unwrap();
+    client.send(format!("{head}\r\n\r\n")).await;
+    assert!(client.head().await.unwrap().starts_with("HTTP/1.1 100 "));
+    let closed = fake.arrivals()[0].judged_at.unwrap();
+    assert_within(closed.elapsed(), ms(1500), ms(2000));
+    client.send(body).await;
+    assert_eq!(client.answer().await.status, 200);
+    assert_eq!(fake.arrivals()[1].body_len, 600);
+}
+
+#[tokio::test]
 async fn what_cannot_be_sent_again_gets_discords_429() {
     let limits = |body: u64, all: u64| {
         setup(Script::default(), move |config| {
