@@ -145,8 +145,14 @@ impl Bucket {
         self.exclusive |= class == Class::Write;
     }
 
-    /// A request that has landed got no answer: it may have counted.
-    pub fn unanswered(&mut self, now: Instant) {
+    /// A request that has landed got no answer, or one that tells nothing of the bucket: it may have counted.
+    pub fn unanswered(&mut self, now: Instant, profile: &Profile) {
+        if self.knowledge != Knowledge::Counted {
+            return;
+        }
+        if let Shape::Drip { period } = profile.shape() {
+            self.reset_at = self.reset_at.max(now) + period;
+        }
         if now < self.reset_at {
             self.remaining = self.remaining.saturating_sub(1);
         }
@@ -168,9 +174,7 @@ impl Bucket {
         let numbers = signal.remaining.zip(signal.reset_after);
         let Some((remaining, reset_after)) = numbers else {
             match self.knowledge {
-                // "An answer without headers leaves the knowledge as it was", but it may have counted.
-                Knowledge::Counted if now < self.reset_at => self.remaining = self.remaining.saturating_sub(1),
-                Knowledge::Counted => {}
+                Knowledge::Counted => self.unanswered(now, profile),
                 _ if signal.limit.is_none() && signal.remaining.is_none() && tells(signal) => {
                     self.knowledge = Knowledge::Limitless;
                 }

@@ -165,6 +165,20 @@ fn a_quick_drip_is_not_taken_for_fuller_than_it_is() {
 }
 
 #[test]
+fn a_call_without_an_answer_may_have_counted_in_a_drip_bucket() {
+    let mut bench = Bench::new();
+    for (at, remaining, reset) in [(0, 4, 1000), (10, 3, 1990), (20, 2, 2980), (30, 1, 3970)] {
+        bench.call(at, Class::Write, answer(5, remaining, reset));
+    }
+    bench.bucket.sent(Class::Write);
+    bench.bucket.landed(Class::Write);
+    bench.bucket.unanswered(bench.start + ms(40), &bench.profile);
+    let Admission::At(open) = bench.admit(41, Class::Write) else { panic!("open") };
+    assert!(open >= bench.start + ms(1000) && open < bench.start + ms(1050), "{:?}", open - bench.start);
+    assert_eq!(bench.admit(6000, Class::Write), Admission::Now, "by time alone");
+}
+
+#[test]
 fn an_early_reset_costs_one_refusal_and_then_fits() {
     let mut bench = Bench::new();
     let refused = Signal { status: StatusCode::TOO_MANY_REQUESTS, ..answer(1, 0, 100) };

@@ -285,7 +285,9 @@ impl Client {
     pub fn unanswered(&mut self, now: Instant, grant: &Grant) {
         self.landed(now, grant);
         for lane in grant.lanes() {
-            self.lanes[lane].bucket.unanswered(now);
+            let bucket = &mut self.lanes[lane].bucket;
+            let profile = bucket.hash().and_then(|hash| self.profiles.get(&hash)).unwrap_or(&Profile::UNKNOWN);
+            bucket.unanswered(now, profile);
         }
         self.settle(grant);
     }
