@@ -1,6 +1,7 @@
 //! Requests at planned times, straight at the fake through a library's limiter or through the proxy, and what became of
 //! them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use nirn_proxy::config::Config;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -59,16 +61,34 @@ impl Report {
 
 type Http = Client<HttpConnector, Full<Bytes>>;
 
+/// Threads of their own for Discord and for the proxies, as they have processes of their own: thousands of clients in a
+/// crowd must not keep them from running.
+pub(crate) struct Machines {
+    discord: Runtime,
+    proxies: Runtime,
+}
+
+impl Machines {
+    pub(crate) fn new() -> Self {
+        let machine = || Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let machine = || machine().unwrap_or_else(|error| panic!("{error}"));
+        Self { discord: machine(), proxies: machine() }
+    }
+}
+
 /// Runs the jobs against a fresh fake, through a fresh proxy or not.
-pub(crate) async fn run(scenario: &Scenario, proxied: bool) -> Report {
+pub(crate) async fn run(machines: &Machines, scenario: &Scenario, proxied: bool) -> Report {
     let (jobs, patience) = ((scenario.jobs)(), scenario.patience());
-    let fake = FakeDiscord::start((scenario.script)()).await;
-    let proxy = if proxied { Some(start_proxy(&fake, scenario.queue).await) } else { None };
+    let fake = FakeDiscord::start((scenario.script)());
+    let fake = machines.discord.spawn(fake).await.unwrap_or_else(|error| panic!("{error}"));
+    let mut proxy = None;
     if proxied {
+        let started = machines.proxies.spawn(start_proxy(fake.addr, scenario.queue)).await;
+        proxy = Some(started.unwrap_or_else(|error| panic!("{error}")));
         // A fresh process starts without credit for its first second; a running one is what is measured.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
-    let base = proxy.as_ref().map_or_else(|| fake.url(), |(url, _)| url.clone());
+    let base = proxy.unwrap_or_else(|| fake.url());
     let processes = jobs.iter().map(|job| job.process).max().unwrap_or(0) + 1;
     let libraries: Arc<Vec<Library>> = Arc::new((0..processes).map(|_| Library::default()).collect());
     let http: Http = Client::builder(TokioExecutor::new()).build_http();
@@ -112,23 +132,23 @@ pub(crate) async fn run(scenario: &Scenario, proxied: bool) -> Report {
     report
 }
 
-async fn start_proxy(fake: &FakeDiscord, queue: Duration) -> (String, tokio::task::JoinHandle<()>) {
+async fn start_proxy(discord: SocketAddr, queue: Duration) -> String {
     let mut config = Config::from_vars(Vec::new()).unwrap_or_else(|problems| panic!("{problems:?}"));
     config.bind_ip = [127, 0, 0, 1].into();
     config.port = 0;
     config.metrics_port = None;
     config.upstream.https = false;
-    config.upstream.authority = fake.addr.to_string().parse().unwrap_or_else(|error| panic!("{error}"));
+    config.upstream.authority = discord.to_string().parse().unwrap_or_else(|error| panic!("{error}"));
     config.scheduling.queue_timeout = queue;
     config.scheduling.max_queue_depth = 100_000;
     config.max_in_flight_requests = 100_000;
     let daemon = nirn_proxy::bind(config).unwrap_or_else(|error| panic!("{error}"));
     let url = format!("http://{}", daemon.addresses().proxy);
-    let running = tokio::spawn(async move {
+    tokio::spawn(async move {
         let forever = std::future::pending::<()>;
         daemon.run(forever(), forever()).await.unwrap_or_else(|error| panic!("{error}"));
     });
-    (url, running)
+    url
 }
 
 /// As a library does it, with its process's own knowledge.

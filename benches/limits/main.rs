@@ -10,7 +10,7 @@ mod scenarios;
 
 use std::time::Duration;
 
-use load::Report;
+use load::{Machines, Report};
 use scenarios::{Scenario, When};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -24,21 +24,23 @@ async fn main() {
     let chosen = |scenario: &Scenario| wanted.is_empty() || wanted.iter().any(|name| scenario.name.contains(name));
     println!("| scenario | by | requests | finished | of ideal | 429s | failed | median | p90 | p99 |");
     println!("|---|---|---|---|---|---|---|---|---|---|");
+    // Never dropped: a runtime must not be within another.
+    let machines: &'static Machines = Box::leak(Box::new(Machines::new()));
     let all = scenarios::all().into_iter().filter(chosen);
     let (alone, others): (Vec<_>, Vec<_>) = all.partition(|it| it.when == When::Alone);
     let (crowds, beside): (Vec<_>, Vec<_>) = others.into_iter().partition(|it| it.when == When::Crowd);
     for scenario in alone {
         for proxied in [false, true] {
-            one(&scenario, proxied).await;
+            one(machines, &scenario, proxied).await;
         }
     }
     let mut running = JoinSet::new();
     let busy = !crowds.is_empty();
     running.spawn(async move {
         for scenario in &crowds {
-            one(scenario, true).await;
+            one(machines, scenario, true).await;
         }
-        let libraries = crowds.into_iter().map(|scenario| async move { one(&scenario, false).await });
+        let libraries = crowds.into_iter().map(|scenario| async move { one(machines, &scenario, false).await });
         libraries.collect::<JoinSet<_>>().join_all().await;
     });
     if busy {
@@ -47,14 +49,14 @@ async fn main() {
     for scenario in beside {
         for proxied in [false, true] {
             let scenario = scenario.clone();
-            running.spawn(async move { one(&scenario, proxied).await });
+            running.spawn(async move { one(machines, &scenario, proxied).await });
         }
     }
     running.join_all().await;
 }
 
-async fn one(scenario: &Scenario, proxied: bool) {
-    let report = load::run(scenario, proxied).await;
+async fn one(machines: &Machines, scenario: &Scenario, proxied: bool) {
+    let report = load::run(machines, scenario, proxied).await;
     print(scenario, proxied, &report);
 }
 

@@ -233,10 +233,15 @@ impl Pacer {
         if late.is_zero() || self.limit > EXACT_UP_TO {
             return;
         }
-        let Ok(place) = self.sends.binary_search_by(|(at, _)| at.cmp(&claimed)) else { return };
-        let Some((at, count)) = self.sends.remove(place) else { return };
-        let place = self.sends.partition_point(|(known, _)| *known <= at + late);
-        self.sends.insert(place, (at + late, count));
+        // Its entry is the first since its claim, or one that a stall has moved: then the first is as good.
+        let arrived = claimed + late;
+        let place = self.sends.partition_point(|(at, _)| *at < claimed);
+        let Some((_, count)) = self.sends.get(place).copied().filter(|(at, _)| *at < arrived) else { return };
+        if claimed + self.window(now) > now {
+            self.sends.remove(place);
+            let place = self.sends.partition_point(|(known, _)| *known <= arrived);
+            self.sends.insert(place, (arrived, count));
+        }
     }
 
     fn record(&mut self, now: Instant) {
