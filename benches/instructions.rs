@@ -118,7 +118,9 @@ fn work(part: &str, rounds: u32) {
 /// A request's whole way through its credential's gate, over so many buckets of so many credentials, all of them live.
 fn gate(buckets: u64, credentials: u64, rounds: u32) {
     let lifted: Vec<String> = (0..credentials).map(|index| format!("{}:1000000", FIRST_ID + index)).collect();
-    let lifted = [("BOT_RATELIMIT_OVERRIDES".into(), lifted.join(",").into())];
+    // Room for all of them and for what is not named yet: making room is another matter.
+    let lifted =
+        [("BOT_RATELIMIT_OVERRIDES".into(), lifted.join(",").into()), ("MAX_BUCKET_STATES".into(), "100000".into())];
     let config = Config::from_vars(lifted).unwrap_or_else(|problems| panic!("{problems:?}"));
     let clients = Clients::new(&config.scheduling);
     let identities: Vec<Identity> = (0..credentials)
@@ -143,7 +145,8 @@ fn gate(buckets: u64, credentials: u64, rounds: u32) {
             Err(error) => panic!("{error:?}"),
         }
     };
-    (0..asks.len()).for_each(call);
+    // More than once, so that what is learned at first is known.
+    (0..3).for_each(|_| (0..asks.len()).for_each(call));
     // In strides, so that neighbours do not help each other.
     (0..rounds as usize).for_each(|round| call(round * 7919 % asks.len()));
 }

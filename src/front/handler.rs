@@ -150,43 +150,46 @@ impl Handler {
     }
 
     /// The way of an admitted request to Discord and back.
-    async fn forward(&self, walk: Walk) -> Result<Response<Body>, ProxyError> {
+    fn forward(&self, walk: Walk) -> impl Future<Output = Result<Response<Body>, ProxyError>> + Send {
+        // Taken apart before there is a future, which would hold it whole besides.
         let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, origin } = walk;
-        let dispatch = async {
-            match self.cluster.owner(&key) {
-                Owner::Local => {
-                    self.cluster.settled(&key).await;
-                    self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
+        async move {
+            let dispatch = async {
+                match self.cluster.owner(&key) {
+                    Owner::Local => {
+                        self.cluster.settled(&key).await;
+                        self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
+                    }
+                    Owner::Peer(peer) if origin == Origin::Public => {
+                        self.metrics.routed_sent();
+                        let forwarded = self.cluster.forward(&peer, Request::from_parts(*parts, body));
+                        Box::pin(forwarded).await.inspect_err(|_| self.metrics.routed_error())
+                    }
+                    Owner::Peer(_) if self.cluster.owned(&key) => {
+                        self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
+                    }
+                    Owner::Peer(_) => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
+                    Owner::OverCapacity => Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
                 }
-                Owner::Peer(peer) if origin == Origin::Public => {
-                    self.metrics.routed_sent();
-                    let forwarded = self.cluster.forward(&peer, Request::from_parts(*parts, body));
-                    Box::pin(forwarded).await.inspect_err(|_| self.metrics.routed_error())
+            };
+            let dispatched = tokio::select! {
+                biased;
+                dispatched = dispatch => dispatched,
+                end = guard.link().ended() => Err(error_of(end)),
+            };
+            match dispatched {
+                Ok(Dispatched { response, deadline }) => {
+                    let (mut parts, incoming) = response.into_parts();
+                    parts.version = Version::HTTP_11;
+                    headers::incoming(&mut parts.headers);
+                    Ok(Response::from_parts(parts, Body::stream(incoming, deadline, guard)))
                 }
-                Owner::Peer(_) if self.cluster.owned(&key) => {
-                    self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
+                Err(error) => {
+                    guard.settle();
+                    // A request whose upload broke off because its client left did not fail at Discord.
+                    let gone = guard.link().has_ended() == Some(End::ClientGone);
+                    Err(if gone { ProxyError::ClientClosed } else { error })
                 }
-                Owner::Peer(_) => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
-                Owner::OverCapacity => Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
-            }
-        };
-        let dispatched = tokio::select! {
-            biased;
-            dispatched = dispatch => dispatched,
-            end = guard.link().ended() => Err(error_of(end)),
-        };
-        match dispatched {
-            Ok(Dispatched { response, deadline }) => {
-                let (mut parts, incoming) = response.into_parts();
-                parts.version = Version::HTTP_11;
-                headers::incoming(&mut parts.headers);
-                Ok(Response::from_parts(parts, Body::stream(incoming, deadline, guard)))
-            }
-            Err(error) => {
-                guard.settle();
-                // A request whose upload broke off because its client left did not fail at Discord.
-                let gone = guard.link().has_ended() == Some(End::ClientGone);
-                Err(if gone { ProxyError::ClientClosed } else { error })
             }
         }
     }

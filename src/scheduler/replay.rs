@@ -2,8 +2,9 @@
 //!
 //! A body is a log that grows at its end as the client's bytes come in, and that each attempt reads from its start.
 //! What an attempt finds missing it pulls from the client, so a first attempt answered before the client was through
-//! is repeated whole: the log first, then the client's remainder. Up to [`MEMORY_PER_BODY`] of a log stay in memory,
-//! what is beyond goes to an unlinked temporary file; no more is read from the client while a write is under way.
+//! is repeated whole: the log first, then the client's remainder. A log of known length stays in memory if the share of
+//! memory has room for all of it; of any other up to [`MEMORY_PER_BODY`] do, and what is beyond goes to an unlinked
+//! temporary file; no more is read from the client while a write is under way.
 //! A body that is not kept is the same log, forgetting what was read.
 
 use std::fmt;
@@ -26,8 +27,11 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-/// Bytes of one body kept in memory; beyond it a file takes them.
+/// Bytes of one body kept in memory whatever the others take; beyond it a file takes them, unless the share has room.
 pub const MEMORY_PER_BODY: usize = 256 * 1024;
+/// This part of the room may be taken by bodies that stay in memory although they are larger: writing a file and waiting
+/// for it would cost an upload half its speed.
+const MEMORY_SHARE: u64 = 8;
 
 /// The room for kept bodies in this process. Cheap to clone.
 #[derive(Clone)]
@@ -41,6 +45,8 @@ struct Room {
     folder: PathBuf,
     max_total: u64,
     used: AtomicU64,
+    /// Taken of the share of memory.
+    shared: AtomicU64,
     in_memory: AtomicU64,
 }
 
@@ -48,6 +54,8 @@ struct Room {
 struct Reservation {
     room: Arc<Room>,
     bytes: u64,
+    /// Of the share of memory.
+    shared: u64,
 }
 
 impl Vault {
@@ -57,7 +65,8 @@ impl Vault {
     }
 
     fn in_folder(folder: PathBuf, max_body: u64, max_total: u64) -> Self {
-        let room = Room { folder, max_total, used: AtomicU64::new(0), in_memory: AtomicU64::new(0) };
+        let [used, shared, in_memory] = std::array::from_fn(|_| AtomicU64::new(0));
+        let room = Room { folder, max_total, used, shared, in_memory };
         Self { room: Arc::new(room), max_body }
     }
 
@@ -82,13 +91,16 @@ impl Vault {
             return Ok(Kept::empty());
         }
         let keeping = self.room.max_total > 0 && declared.unwrap_or(1) <= self.max_body;
-        let mut reservation = Reservation { room: Arc::clone(&self.room), bytes: 0 };
-        let mut file = None;
+        let mut reservation = Reservation { room: Arc::clone(&self.room), bytes: 0, shared: 0 };
+        let (mut file, mut memory) = (None, MEMORY_PER_BODY as u64);
         if let Some(length) = declared.filter(|_| keeping) {
             if !reservation.grow(length) {
                 return Err(ProxyError::Unavailable(Reason::RetryCaptureLimit));
             }
-            if length > MEMORY_PER_BODY as u64 {
+            if length > memory && reservation.stay_in_memory(length) {
+                memory = length;
+            }
+            if length > memory {
                 let made = spill::create(&self.room.folder)
                     .await
                     .map_err(|_| ProxyError::Unavailable(Reason::RetryPreparation))?;
@@ -96,7 +108,7 @@ impl Vault {
             }
         }
         let limit = keeping.then_some(self.max_body);
-        let store = Store::new(store::source(body), declared, limit, reservation, file);
+        let store = Store::new(store::source(body), declared, limit, memory, reservation, file);
         Ok(Kept { shared: Some(Arc::new(Mutex::new(store))) })
     }
 
@@ -122,8 +134,20 @@ impl Reservation {
         taken
     }
 
+    /// Takes `bytes` of the share of memory; false, and nothing taken, when there is no room.
+    fn stay_in_memory(&mut self, bytes: u64) -> bool {
+        let share = self.room.max_total / MEMORY_SHARE;
+        let fits = |shared: u64| shared.checked_add(bytes).filter(|sum| *sum <= share);
+        let taken = self.room.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        if taken {
+            self.shared += bytes;
+        }
+        taken
+    }
+
     /// Gives everything back.
     fn clear(&mut self) {
+        self.room.shared.fetch_sub(std::mem::take(&mut self.shared), Ordering::Relaxed);
         self.room.used.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
     }
 }

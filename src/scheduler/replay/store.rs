@@ -12,8 +12,8 @@ use http_body::{Body, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 
+use super::Reservation;
 use super::spill::{self, Reading, Writing};
-use super::{MEMORY_PER_BODY, Reservation};
 use crate::upstream::BodyError;
 
 /// The largest piece an attempt gets at once: the progress that its clock counts in.
@@ -40,6 +40,8 @@ pub(super) struct Store {
     broken: Option<BodyError>,
     /// The largest body kept; `None` once this one is not kept (any more).
     limit: Option<u64>,
+    /// What stays in memory before a file takes it.
+    memory: u64,
     reservation: Reservation,
     file: Option<Arc<File>>,
     /// Bytes of the log in the file.
@@ -66,6 +68,7 @@ impl Store {
         source: Source,
         declared: Option<u64>,
         limit: Option<u64>,
+        memory: u64,
         reservation: Reservation,
         file: Option<Arc<File>>,
     ) -> Self {
@@ -74,6 +77,7 @@ impl Store {
             declared,
             broken: None,
             limit,
+            memory,
             reservation,
             file,
             in_file: 0,
@@ -172,7 +176,7 @@ impl Store {
             if self.source.is_none() {
                 return Poll::Ready(None);
             }
-            if self.limit.is_some() && self.length - self.memory_start >= MEMORY_PER_BODY as u64 {
+            if self.limit.is_some() && self.length - self.memory_start >= self.memory {
                 self.spill();
             } else {
                 ready!(self.poll_source(cx));
@@ -251,15 +255,35 @@ impl Store {
 
     /// A piece of the log in memory, if `position` is there.
     fn in_memory(&self, position: u64) -> Option<Bytes> {
-        let mut offset = usize::try_from(position.checked_sub(self.memory_start)?).ok()?;
-        for chunk in &self.chunks {
-            if offset < chunk.len() {
-                return Some(chunk.slice(offset..chunk.len().min(offset + PIECE)));
-            }
-            offset -= chunk.len();
+        let offset = usize::try_from(position.checked_sub(self.memory_start)?).ok()?;
+        let end = usize::try_from(self.length - self.memory_start).ok()? - self.small.len();
+        if offset < end {
+            let (index, offset) = self.chunk_at(offset, end)?;
+            let chunk = &self.chunks[index];
+            return Some(chunk.slice(offset..chunk.len().min(offset + PIECE)));
         }
+        let offset = offset - end;
         let rest = self.small.get(offset..).filter(|rest| !rest.is_empty())?;
         Some(Bytes::copy_from_slice(&rest[..rest.len().min(PIECE)]))
+    }
+
+    /// The chunk that holds a byte, and its place there, of the `end` bytes in all chunks: looked for from the end, which is
+    /// read as it comes in, or from the start, from which a repetition reads.
+    fn chunk_at(&self, offset: usize, end: usize) -> Option<(usize, usize)> {
+        if offset < end / 2 {
+            let mut start = 0;
+            let index = self.chunks.iter().position(|chunk| {
+                start += chunk.len();
+                offset < start
+            })?;
+            return Some((index, offset + self.chunks[index].len() - start));
+        }
+        let mut start = end;
+        let index = self.chunks.iter().rposition(|chunk| {
+            start -= chunk.len();
+            offset >= start
+        })?;
+        Some((index, offset - start))
     }
 
     fn poll_file(

@@ -219,6 +219,25 @@ async fn a_folder_that_cannot_be_used_is_named_refused_or_done_without() {
 }
 
 #[tokio::test]
+async fn a_large_body_of_known_length_stays_in_memory_while_the_share_has_room_for_all_of_it() {
+    let length = 1 << 20;
+    // No file can be made, and the share has room for two.
+    let vault = Vault::in_folder("/nonexistent/folder".into(), 1 << 20, MEMORY_SHARE * 2 * length);
+    let keep = || vault.keep(pieces(1 << 20, 10_000), Some(length));
+    let (mut first, mut second) = (keep().await.unwrap(), keep().await.unwrap());
+    assert_eq!(keep().await.unwrap_err(), ProxyError::Unavailable(Reason::RetryPreparation));
+    for _ in 0..2 {
+        assert!(read(first.attempt().unwrap()).await.unwrap() == pattern(1 << 20));
+    }
+    assert_eq!(vault.in_memory(), length);
+    assert!(poll_once(&mut second.attempt().unwrap()).is_ready() && second.repeatable());
+    drop(first);
+    let third = keep().await.unwrap();
+    drop((second, third));
+    assert_eq!((vault.used(), vault.in_memory(), vault.room.shared.load(Ordering::Relaxed)), (0, 0, 0));
+}
+
+#[tokio::test]
 async fn a_body_in_many_tiny_pieces_costs_no_more_than_its_bytes() {
     let vault = Vault::new(1 << 20, 1 << 20);
     let length = 100_000;
