@@ -167,3 +167,23 @@ async fn an_attempt_whose_client_left_keeps_its_turn_until_its_headers_or_its_en
     assert_within(gap, ms(950), ms(1500));
     eventually("nothing is held", || node.scheduler.is_quiet()).await;
 }
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order_and_whole_although_the_first_waits() {
+    let (fake, node) = setup(Script::default(), |_| {}).await;
+    fake.on("POST", "/channels/**", vec![Reply::status(200).bucket("abcd0001", "5", "0", "2")]);
+    assert_eq!(ask(node.address(), "Bot A", "POST", &channel(1)).await.status, 200);
+    for number in 1..=3 {
+        let body = serde_json::json!({ "answer": number });
+        let method = if number == 1 { "POST" } else { "GET" };
+        fake.on(method, channel(number).trim_start_matches("/api/v10"), vec![Reply::json(200, &body)]);
+    }
+    let mut client = Client::connect(node.address()).await;
+    let one = request("Bot A", "POST", &channel(1), "{}");
+    client.send(one + &request("Bot A", "GET", &channel(2), "") + &request("Bot A", "GET", &channel(3), "")).await;
+    for number in 1..=3 {
+        assert_eq!(client.answer().await.text(), format!("{{\"answer\":{number}}}"));
+    }
+    let arrivals = fake.arrivals();
+    assert_within(wait_between(&arrivals[0], &arrivals[1]), ms(2000), ms(2500));
+}
