@@ -1,8 +1,12 @@
-//! The one client to Discord: hyper-util's pooled client over a connector of our own, and the clock of an attempt.
+//! The one client to Discord: connections over a connector of our own, and the clock of an attempt.
+//!
+//! HTTP/1.1, the default, has a pool of ours: hyper-util's client hashes the upstream's name, copies the target and its own
+//! settings, and builds a connection's future for every request, which a proxy with one upstream pays for nothing. Where
+//! HTTP/2 may be chosen it does the work all the same.
 //!
 //! Owns connections, TLS, outbound proxies and REQUEST_TIMEOUT. Knows nothing of buckets, credentials or retries: a
 //! request handed in is sent once. Only a pooled connection that turned out dead before anything was written is
-//! replaced by another (hyper-util hands such a request back unsent); nothing that was written is ever sent again.
+//! replaced by another (hyper hands such a request back unsent); nothing that was written is ever sent again.
 //!
 //! The target's path and query go on the wire byte for byte. Nothing is added but `Proxy-Authorization`, when
 //! Discord is reached in plain http through a proxy that wants it.
@@ -24,11 +28,13 @@ use crate::config;
 
 pub use self::body::{BodyError, RequestBody};
 use self::connect::Connector;
+use self::pool::Pool;
 
 mod attempt;
 mod body;
 mod connect;
 mod failure;
+mod pool;
 mod proxy;
 mod tls;
 
@@ -46,8 +52,19 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// The way to Discord. Cheap to clone; clones share their connections.
 #[derive(Clone)]
 pub struct Upstream {
-    client: Client<Connector, RequestBody>,
-    target: Arc<Target>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    connections: Connections,
+    target: Target,
+}
+
+/// Connections by what may be spoken on them.
+enum Connections {
+    Http1(Pool),
+    /// What ALPN chooses.
+    Any(Box<Client<Connector, RequestBody>>),
 }
 
 /// What every request has in common.
@@ -55,6 +72,8 @@ struct Target {
     scheme: Scheme,
     authority: http::uri::Authority,
     http2: bool,
+    /// A proxy wants to see the target in absolute form.
+    absolute: bool,
     proxy_authorization: Option<HeaderValue>,
     request_timeout: Duration,
 }
@@ -93,52 +112,80 @@ impl Upstream {
             scheme: if config.https { Scheme::HTTPS } else { Scheme::HTTP },
             authority: config.authority.clone(),
             http2: config.http2,
+            absolute: connector.is_forwarded(),
             proxy_authorization: connector.proxy_authorization(),
             request_timeout: config.request_timeout,
         };
-        let client = Client::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .retry_canceled_requests(true)
-            // HTTP/2 has `:authority` in its place, so there it is only added when ALPN chose HTTP/1.1 after all
-            .set_host(config.http2)
-            .http1_max_buf_size(BUFFER_BYTES)
-            .http2_adaptive_window(true)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .http2_keep_alive_timeout(PING_INTERVAL)
-            .build(connector);
-        Ok(Self { client, target: Arc::new(target) })
+        let connections = if config.http2 {
+            any(connector)
+        } else {
+            Connections::Http1(Pool::new(connector, target.uri(PathAndQuery::from_static("/"))?))
+        };
+        Ok(Self { shared: Arc::new(Shared { connections, target }) })
     }
 
     /// Makes one attempt. Dropping the future closes the connection it used, unless the answer had come.
     pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Answer, SendError> {
-        self.target.address(&mut request)?;
+        let Shared { connections, target } = &*self.shared;
+        target.address(&mut request)?;
         let started = Instant::now();
-        let clock = attempt::Clock::start(self.target.request_timeout, request.body_mut());
-        let (sent, clock) = clock.bound(self.client.request(request)).await?;
-        let response = sent.map_err(|error| clock.explain(&error))?;
+        let clock = attempt::Clock::start(target.request_timeout, request.body_mut(), started);
+        let (sent, clock) = clock.bound(connections.send(request, started)).await?;
+        let (response, connected) = sent.map_err(|error| clock.explain(&*error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(SendError::Failed { message: "the answer switches protocols without being asked to".into() });
         }
         let body_deadline = clock.answered();
-        let connected = response.extensions().get::<connect::Opened>().is_some_and(|opened| opened.0 >= started);
         Ok(Answer { response, body_deadline, connected })
     }
 }
 
+/// hyper-util's client, which handles both protocols.
+fn any(connector: Connector) -> Connections {
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_timer(TokioTimer::new())
+        .timer(TokioTimer::new())
+        .retry_canceled_requests(true)
+        // HTTP/2 has `:authority` in its place, so there it is only added when ALPN chose HTTP/1.1 after all
+        .set_host(true)
+        .http1_max_buf_size(BUFFER_BYTES)
+        .http2_adaptive_window(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_INTERVAL)
+        .build(connector);
+    Connections::Any(Box::new(client))
+}
+
+impl Connections {
+    /// Sends a request, and says whether its connection was opened for it, after it was `handed` over.
+    async fn send(
+        &self,
+        request: Request<RequestBody>,
+        handed: Instant,
+    ) -> Result<(Response<Incoming>, bool), pool::Failure> {
+        match self {
+            Self::Http1(pool) => pool.send(request).await,
+            Self::Any(client) => {
+                let response = client.request(request).await?;
+                let opened = response.extensions().get::<connect::Opened>();
+                let connected = opened.is_some_and(|opened| opened.0 >= handed);
+                Ok((response, connected))
+            }
+        }
+    }
+}
+
 impl Target {
-    /// Gives a request with an origin-form target the scheme and authority that hyper-util's client needs to find a
-    /// connection. On the wire it is origin-form again, or absolute-form towards a plain http proxy.
+    /// Makes a request with an origin-form target what its connection takes. hyper-util's client finds a connection by
+    /// the scheme and the authority, and makes the target origin-form again.
     fn address(&self, request: &mut Request<RequestBody>) -> Result<(), SendError> {
-        let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(self.scheme.clone());
-        parts.authority = Some(self.authority.clone());
-        let path = request.uri().path_and_query().cloned();
-        parts.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-        *request.uri_mut() =
-            Uri::from_parts(parts).map_err(|_| SendError::Failed { message: "the target cannot be sent".into() })?;
+        if self.http2 || self.absolute {
+            let path = request.uri().path_and_query().cloned();
+            let uri = self.uri(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+            *request.uri_mut() = uri.map_err(|message| SendError::Failed { message })?;
+        }
         // the version a client spoke to this side is no concern of the other: the connection decides
         *request.version_mut() = Version::HTTP_11;
         if self.http2 {
@@ -148,6 +195,15 @@ impl Target {
             request.headers_mut().insert(PROXY_AUTHORIZATION, value.clone());
         }
         Ok(())
+    }
+
+    /// A target with the upstream's scheme and authority.
+    fn uri(&self, target: PathAndQuery) -> Result<Uri, String> {
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(self.scheme.clone());
+        parts.authority = Some(self.authority.clone());
+        parts.path_and_query = Some(target);
+        Uri::from_parts(parts).map_err(|_| "the target cannot be sent".to_owned())
     }
 }
 

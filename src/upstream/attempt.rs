@@ -3,12 +3,12 @@
 //! A request without a body has one deadline and one timer. An upload moves its deadline as it gets on; the one timer
 //! looks at it when it fires, so that progress costs no timer.
 
+use std::error::Error;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use hyper_util::client::legacy::Error;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -112,9 +112,9 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock and has it follow `body`.
-    pub(super) fn start(timeout: Duration, body: &mut RequestBody) -> Self {
-        Self { timeout, started: Instant::now(), upload: body.watch() }
+    /// Starts the clock `now` and has it follow `body`.
+    pub(super) fn start(timeout: Duration, body: &mut RequestBody, now: Instant) -> Self {
+        Self { timeout, started: now, upload: body.watch() }
     }
 
     /// Waits for `work` as long as the clock allows.
@@ -165,7 +165,7 @@ impl Clock {
     }
 
     /// Turns the client's error into ours. A body that broke is the better explanation.
-    pub(super) fn explain(&self, error: &Error) -> SendError {
+    pub(super) fn explain(&self, error: &(dyn Error + 'static)) -> SendError {
         let broke = self.upload.as_ref().and_then(|upload| upload.state.lock().broke);
         broke.map_or_else(|| SendError::Failed { message: failure::describe(error) }, SendError::Body)
     }

@@ -91,6 +91,11 @@ impl Connector {
         Ok(Self { tcp, plan: Arc::new(Plan { way, tls, proxy_tls, timeout }) })
     }
 
+    /// Whether a proxy is asked in absolute form.
+    pub(super) fn is_forwarded(&self) -> bool {
+        matches!(self.plan.way, Way::Forward(_))
+    }
+
     /// What a request needs to pass a proxy that is asked in absolute form.
     pub(super) fn proxy_authorization(&self) -> Option<HeaderValue> {
         match &self.plan.way {

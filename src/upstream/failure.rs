@@ -6,8 +6,8 @@ use std::io;
 use super::connect::ConnectError;
 
 /// Says what went wrong with an attempt.
-pub(super) fn describe(error: &hyper_util::client::legacy::Error) -> String {
-    let mut source: Option<&(dyn Error + 'static)> = error.source();
+pub(super) fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut source = Some(error);
     let mut fallback = None;
     while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<ConnectError>() {
