@@ -82,7 +82,9 @@ pub(super) async fn run(
         permit.unsent();
         return Outcome::Failed(ProxyError::Unavailable(Reason::RetryPreparation));
     };
-    let request = Request::from_parts((*outgoing.parts).clone(), body);
+    // The copy is kept: the header map that came from the client has grown to the size that the answer will need in it.
+    let copy = (*outgoing.parts).clone();
+    let request = Request::from_parts(std::mem::replace(&mut *outgoing.parts, copy), body);
     let started = Instant::now();
     let Answer { response, body_deadline, connected } = match upstream.send(request).await {
         Ok(answer) => answer,
