@@ -4,10 +4,11 @@
 //! itself. Of several values the one that makes us wait longest counts. Units are seconds
 //! (Discord's documentation, "Rate Limits"); nothing here exceeds [`MAX_WAIT`].
 
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use http::header::{DATE, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use crate::agreed;
@@ -18,13 +19,9 @@ pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// A 429 is never retried sooner, whatever it says.
 pub const MIN_RETRY: Duration = Duration::from_millis(50);
 
-const BUCKET: HeaderName = HeaderName::from_static("x-ratelimit-bucket");
-const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+/// What the names of Discord's limit headers start with.
+const PREFIX: &str = "x-ratelimit-";
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-const RESET_AFTER: HeaderName = HeaderName::from_static("x-ratelimit-reset-after");
-const GLOBAL: HeaderName = HeaderName::from_static("x-ratelimit-global");
-const SCOPE: HeaderName = HeaderName::from_static("x-ratelimit-scope");
 
 /// Discord's name of a bucket, as a hash, see [`agreed`].
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,19 +62,37 @@ struct Refusal {
 }
 
 impl Signal {
-    /// Reads an answer's status and headers. Total: no header can make it fail.
+    /// Reads an answer's status and headers, in one pass. Total: no header can make it fail.
     pub fn read(status: StatusCode, headers: &HeaderMap) -> Self {
-        let scope = scope(headers);
-        Self {
+        let mut signal = Self {
             status,
-            bucket: headers.get(BUCKET).map(|name| BucketHash::of(name.as_bytes())),
-            limit: count(headers, &LIMIT),
-            remaining: count(headers, &REMAINING),
-            reset_after: longest(headers, &RESET_AFTER).or_else(|| until_reset(headers)),
-            global: scope == Some(Scope::Global) || flag(headers, &GLOBAL),
-            scope,
+            bucket: None,
+            limit: None,
+            remaining: None,
+            reset_after: None,
+            global: false,
+            scope: None,
             retry_after: if status == StatusCode::TOO_MANY_REQUESTS { retry_after(headers) } else { None },
+        };
+        let mut resets = false;
+        for (name, value) in headers {
+            match name.as_str().strip_prefix(PREFIX) {
+                None => {}
+                Some("bucket") => signal.bucket = signal.bucket.or_else(|| Some(BucketHash::of(value.as_bytes()))),
+                Some("limit") => signal.limit = smallest(signal.limit, value),
+                Some("remaining") => signal.remaining = smallest(signal.remaining, value),
+                Some("reset-after") => signal.reset_after = signal.reset_after.max(longest(value, seconds)),
+                Some("reset") => resets = true,
+                Some("global") => signal.global |= text(value).trim().eq_ignore_ascii_case("true"),
+                Some("scope") => signal.scope = signal.scope.or_else(|| scope(value)),
+                Some(_) => {}
+            }
         }
+        if resets && signal.reset_after.is_none() {
+            signal.reset_after = until_reset(headers);
+        }
+        signal.global |= signal.scope == Some(Scope::Global);
+        signal
     }
 
     /// Adds what a 429's decoded JSON body says. The body's exact `retry_after` wins over a header that is merely its
@@ -114,32 +129,42 @@ fn ceil(exact: Duration) -> Duration {
     if exact.subsec_nanos() == 0 { exact } else { Duration::from_secs(exact.as_secs() + 1) }
 }
 
-fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    headers.get_all(name).iter().filter_map(|value| value.to_str().ok())
-}
-
-fn parts<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    values(headers, name).flat_map(|value| value.split(',')).map(str::trim)
+/// A value's text; one that is not ASCII says nothing.
+fn text(value: &HeaderValue) -> &str {
+    value.to_str().unwrap_or_default()
 }
 
 fn seconds(value: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(value).ok().map(|wait| wait.min(MAX_WAIT))
 }
 
-/// A count; of several the smallest, since it makes us wait longest.
-fn count(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
-    parts(headers, name).filter_map(|text| text.parse().ok()).min()
+/// What can be read of a value and, since several lines may be one, of its parts between commas.
+fn each<T: FromStr>(value: &HeaderValue, mut take: impl FnMut(T)) {
+    let text = text(value);
+    match text.parse() {
+        Ok(read) => take(read),
+        Err(_) => text.split(',').filter_map(|part| part.trim().parse().ok()).for_each(take),
+    }
 }
 
-fn longest(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
-    parts(headers, name).filter_map(|text| text.parse().ok()).filter_map(seconds).max()
+/// The smaller of two counts, since it makes us wait longer.
+fn smallest(mut known: Option<u32>, value: &HeaderValue) -> Option<u32> {
+    each(value, |count: u32| known = Some(known.map_or(count, |known| known.min(count))));
+    known
+}
+
+/// The longest wait in a value.
+fn longest(value: &HeaderValue, wait: impl Fn(f64) -> Option<Duration>) -> Option<Duration> {
+    let mut longest = None;
+    each(value, |number| longest = longest.max(wait(number)));
+    longest
 }
 
 /// `X-RateLimit-Reset` is Discord's wall clock, so it is compared with Discord's own `Date` and never with ours.
 /// `Date` has whole seconds: the result is up to one second too long, never too short.
 fn until_reset(headers: &HeaderMap) -> Option<Duration> {
     let date = server_date(headers)?.as_secs_f64();
-    parts(headers, &RESET).filter_map(|text| text.parse::<f64>().ok()).filter_map(|at| seconds(at - date)).max()
+    headers.get_all(RESET).iter().filter_map(|value| longest(value, |at| seconds(at - date))).max()
 }
 
 fn server_date(headers: &HeaderMap) -> Option<Duration> {
@@ -148,35 +173,33 @@ fn server_date(headers: &HeaderMap) -> Option<Duration> {
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    longest(headers, &RETRY_AFTER).or_else(|| {
+    let values = || headers.get_all(RETRY_AFTER).iter();
+    values().filter_map(|value| longest(value, seconds)).max().or_else(|| {
         // RFC 9110 section 10.2.3 allows a date.
         let date = server_date(headers)?;
-        values(headers, &RETRY_AFTER)
-            .filter_map(|text| httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok())
-            .filter_map(|at| at.checked_sub(date))
+        values()
+            .filter_map(|value| httpdate::parse_http_date(text(value)).ok())
+            .filter_map(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()?.checked_sub(date))
             .map(|wait| wait.min(MAX_WAIT))
             .max()
     })
 }
 
-fn flag(headers: &HeaderMap, name: &HeaderName) -> bool {
-    values(headers, name).any(|value| value.trim().eq_ignore_ascii_case("true"))
-}
-
-fn scope(headers: &HeaderMap) -> Option<Scope> {
-    values(headers, &SCOPE).find_map(|value| match value.trim() {
+fn scope(value: &HeaderValue) -> Option<Scope> {
+    match text(value).trim() {
         text if text.eq_ignore_ascii_case("user") => Some(Scope::User),
         text if text.eq_ignore_ascii_case("global") => Some(Scope::Global),
         text if text.eq_ignore_ascii_case("shared") => Some(Scope::Shared),
         _ => None,
-    })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
     use proptest::prelude::*;
+
+    const RESET_AFTER: HeaderName = HeaderName::from_static("x-ratelimit-reset-after");
 
     fn read(status: u16, lines: &[(&str, &str)]) -> Signal {
         let mut headers = HeaderMap::new();
