@@ -6,6 +6,8 @@
 //! none may have (RFC 9112, 3.2; hyper cuts it off). Knows no socket and no clock. Input that hyper refuses may leave it
 //! wrong: that connection ends anyway.
 
+use memchr::memchr;
+
 /// Where in the stream of requests the next byte falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -123,22 +125,20 @@ impl Framing {
     }
 
     fn request_line<'a>(&mut self, bytes: &'a [u8], mut method: bool) -> &'a [u8] {
-        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let end = memchr(b'\n', bytes);
         let (piece, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
-        for byte in piece {
-            match byte {
-                b' ' => method = true,
-                // In a method it is just a letter.
-                b'#' if method => self.fragment = true,
-                _ => {}
-            }
+        // In a method it is just a letter.
+        let target = if method { Some(0) } else { memchr(b' ', piece) };
+        if let Some(start) = target {
+            method = true;
+            self.fragment |= memchr(b'#', &piece[start..]).is_some();
         }
         self.state = if end.is_some() { State::Head { line: 0 } } else { State::RequestLine { method } };
         rest
     }
 
     fn head<'a>(&mut self, bytes: &'a [u8], seen: usize) -> &'a [u8] {
-        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let end = memchr(b'\n', bytes);
         let (piece, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
         if end.is_some() && seen == 0 {
             self.line(piece);

@@ -1,7 +1,7 @@
 //! What changes about a message on its way through: hop-by-hop fields, `Host`, `User-Agent`, forwarding fields, and the
 //! form of the target. Everything else passes as it came, in place: a header map is never rebuilt.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, USER_AGENT};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, HOST, TRANSFER_ENCODING, UPGRADE, USER_AGENT};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
@@ -129,10 +129,12 @@ fn to_origin_form(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
 
 /// Removes `Connection`, what it names, and every field that `unwanted` picks.
 fn remove(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
-    let plain = |value: &&HeaderValue| matches!(value.as_bytes(), b"keep-alive" | b"close");
-    let named: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().filter(|value| !plain(value)).cloned().collect();
-    headers.remove(CONNECTION);
+    let plain = |value: &HeaderValue| matches!(value.as_bytes(), b"keep-alive" | b"close");
     // neither list allocates unless there is something in it
+    let named: Vec<HeaderValue> = match headers.entry(CONNECTION) {
+        Entry::Occupied(options) => options.remove_entry_mult().1.filter(|value| !plain(value)).collect(),
+        Entry::Vacant(_) => Vec::new(),
+    };
     let unwanted: Vec<HeaderName> = headers.keys().filter(|name| unwanted(name.as_str())).cloned().collect();
     for name in unwanted {
         headers.remove(name);
