@@ -10,6 +10,9 @@ use std::sync::OnceLock;
 use aws_lc_rs::hmac;
 use siphasher::sip128::{Hasher128, SipHasher13};
 
+/// Bytes that are hashed at once; the usual names fit.
+const GATHERED: usize = 128;
+
 static KEY: OnceLock<[u8; 16]> = OnceLock::new();
 
 /// Makes this process agree with all that know `secret`. Before the first hash, or it has no effect.
@@ -36,11 +39,27 @@ fn derive(secret: &[u8]) -> [u8; 16] {
 
 fn hash_with(key: &[u8; 16], namespace: &[u8], parts: &[&[u8]]) -> u128 {
     let mut hasher = SipHasher13::new_with_key(key);
+    // Gathered first: the hasher takes a piece of any length at almost the same price.
+    let (mut gathered, mut length) = ([0; GATHERED], 0);
+    let mut take = |bytes: &[u8]| {
+        if length + bytes.len() > GATHERED {
+            hasher.write(&gathered[..length]);
+            length = 0;
+        }
+        match gathered.get_mut(length..length + bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                length += bytes.len();
+            }
+            None => hasher.write(bytes),
+        }
+    };
     for part in std::iter::once(&namespace).chain(parts) {
         // With its length, or what stands on the border of two parts could belong to either.
-        hasher.write(&(part.len() as u64).to_le_bytes());
-        hasher.write(part);
+        take(&(part.len() as u64).to_le_bytes());
+        take(part);
     }
+    hasher.write(&gathered[..length]);
     hasher.finish128().as_u128()
 }
 
@@ -55,5 +74,22 @@ mod tests {
         assert_eq!(name, 0xb27c_d064_e41c_f69f_73e5_03c0_cc3c_eab5, "{name:#x}");
         assert_ne!(name, hash_with(&derive(b"another"), b"channel", &[b"100000000000000001"]));
         assert_ne!(hash_with(&key, b"a", &[b"bc", b"d"]), hash_with(&key, b"a", &[b"b", b"cd"]));
+    }
+
+    #[test]
+    fn parts_of_any_length_are_hashed_as_one_stream() {
+        let key = derive(b"the secret of all nodes of this test");
+        let bytes = [7; 3 * GATHERED];
+        for first in (0..bytes.len()).step_by(5) {
+            for second in [0, 1, GATHERED - 8, GATHERED, GATHERED + 1, bytes.len()] {
+                let parts = [&bytes[..first], &bytes[..second]];
+                let mut whole = SipHasher13::new_with_key(&key);
+                for part in [&b"n"[..], parts[0], parts[1]] {
+                    whole.write(&(part.len() as u64).to_le_bytes());
+                    whole.write(part);
+                }
+                assert_eq!(hash_with(&key, b"n", &parts), whole.finish128().as_u128(), "{first} {second}");
+            }
+        }
     }
 }

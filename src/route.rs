@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use http::Method;
+use memchr::memchr;
 use percent_encoding::percent_decode_str;
 
 mod key;
@@ -56,6 +57,14 @@ enum Resource {
     Users,
     Invites,
     Other,
+}
+
+/// One segment of a path.
+struct Segment<'a> {
+    /// Decoded.
+    bytes: Cow<'a, [u8]>,
+    /// How it stands in a template, if it is the same as in the path.
+    word: Option<&'a str>,
 }
 
 /// What the pass over the segments has seen.
@@ -131,7 +140,16 @@ impl Route {
 
 /// The token in the path of a request that [`Route::interaction`] is true for.
 pub fn interaction_token(path: &str) -> Option<Cow<'_, [u8]>> {
-    segments(path).nth(2)
+    segments(path).nth(2).map(|segment| segment.bytes)
+}
+
+impl<'a> Segment<'a> {
+    fn new(raw: &'a str, encoded: bool) -> Self {
+        if encoded {
+            return Self { bytes: Cow::from(percent_decode_str(raw)), word: None };
+        }
+        Self { bytes: Cow::Borrowed(raw.as_bytes()), word: (raw.len() < LONG_SEGMENT).then_some(raw) }
+    }
 }
 
 impl<'a> Seen<'a> {
@@ -151,7 +169,8 @@ impl<'a> Seen<'a> {
     }
 
     /// Takes the next segment, and says whether the ones after it matter.
-    fn push(&mut self, segment: Cow<'a, [u8]>, method: &Method) -> bool {
+    fn push(&mut self, segment: Segment<'a>, method: &Method) -> bool {
+        let Segment { word, bytes: segment } = segment;
         let index = self.segments;
         self.segments += 1;
         self.template.push('/');
@@ -181,7 +200,7 @@ impl<'a> Seen<'a> {
             (0 | 1, _) => false,
             _ => identifier,
         };
-        self.template.push_str(if masked { "!" } else { word(&segment) });
+        self.template.push_str(if masked { "!" } else { word.unwrap_or_else(|| self::word(&segment)) });
         match index {
             1 if identifier => self.id = Some(segment),
             2 if matches!(self.resource, Resource::Webhooks | Resource::Interactions) => self.token = Some(segment),
@@ -207,17 +226,31 @@ impl Resource {
 }
 
 /// The decoded segments of a path that are not empty, without the `/api` and `/api/v<digits>` before them.
-fn segments(path: &str) -> impl Iterator<Item = Cow<'_, [u8]>> {
-    let decoded = |segment| Cow::from(percent_decode_str(segment));
-    let mut segments = path.split('/').filter(|segment| !segment.is_empty()).map(decoded);
+fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
+    // one look at the whole path spares each segment its own
+    let encoded = memchr(b'%', path.as_bytes()).is_some();
+    let mut segments = pieces(path).map(move |raw| Segment::new(raw, encoded));
     let mut first = segments.next();
-    if first.as_deref() == Some(b"api") {
+    if first.as_ref().is_some_and(|first| *first.bytes == *b"api") {
         first = segments.next();
-        if first.as_deref().is_some_and(is_version) {
+        if first.as_ref().is_some_and(|first| is_version(&first.bytes)) {
             first = segments.next();
         }
     }
     first.into_iter().chain(segments)
+}
+
+/// What stands between slashes, if it is not empty.
+fn pieces(path: &str) -> impl Iterator<Item = &str> {
+    let mut rest = path;
+    std::iter::from_fn(move || {
+        let start = rest.bytes().position(|byte| byte != b'/')?;
+        rest = &rest[start..];
+        // pieces are short: calling anything cleverer costs more than it finds
+        let (piece, after) = rest.split_at(rest.bytes().position(|byte| byte == b'/').unwrap_or(rest.len()));
+        rest = after;
+        Some(piece)
+    })
 }
 
 fn is_version(segment: &[u8]) -> bool {

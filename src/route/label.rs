@@ -42,7 +42,7 @@ pub(super) fn key(template: &str) -> u64 {
 /// The segments of a label, as many as fit.
 fn segments(template: &str) -> impl Iterator<Item = &str> {
     let (mut resource, mut chosen, mut room) = ("", 0_u8, MAX_LABEL);
-    template.split('/').skip(1).filter(|segment| !segment.is_empty()).enumerate().map_while(move |(index, segment)| {
+    super::pieces(template).enumerate().map_while(move |(index, segment)| {
         if index == 0 {
             resource = segment;
         }
