@@ -4,7 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process::Command;
 
-use crate::servers::{LOAD_CORE, TOKEN};
+use crate::servers::{LOAD_CORE, PROXY_CORE, TOKEN};
 
 /// Clock ticks a second in `/proc` (Linux: always 100 for user space).
 const TICKS: f64 = 100.0;
@@ -15,15 +15,18 @@ pub(crate) struct Sample {
     /// Microseconds of CPU a request, of the given processes.
     pub(crate) cpu_us: f64,
     pub(crate) errors: u64,
+    /// The part of the proxies' core that others used meanwhile.
+    pub(crate) foreign: f64,
 }
 
 /// Runs wrk for some seconds after a short warm-up.
 pub(crate) fn wrk(address: SocketAddr, connections: u32, seconds: u32, processes: &[u32]) -> Sample {
     run(address, connections, 1);
-    let before = ticks(processes);
+    let (before, busy) = (ticks(processes), core_ticks());
     let (requests, errors, took) = run(address, connections, seconds);
     let cpu = (ticks(processes) - before) / TICKS;
-    Sample { per_second: requests / took, cpu_us: cpu * 1e6 / requests, errors }
+    let foreign = (core_ticks() - busy) / TICKS - cpu;
+    Sample { per_second: requests / took, cpu_us: cpu * 1e6 / requests, errors, foreign: foreign / took }
 }
 
 fn run(address: SocketAddr, connections: u32, seconds: u32) -> (f64, u64, f64) {
@@ -49,6 +52,15 @@ fn ticks(processes: &[u32]) -> f64 {
         field(11) + field(12)
     };
     processes.iter().map(of).sum()
+}
+
+/// What the proxies' core was busy with, whoever used it (proc(5): all but idle and iowait, and guests, which are in user).
+fn core_ticks() -> f64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let name = format!("cpu{PROXY_CORE} ");
+    let line = stat.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
+    let fields: Vec<f64> = line.split_whitespace().filter_map(|text| text.parse().ok()).collect();
+    fields.iter().take(8).sum::<f64>() - fields.iter().skip(3).take(2).sum::<f64>()
 }
 
 /// The middle value.

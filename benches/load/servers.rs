@@ -3,14 +3,14 @@
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The core of upstream and load.
 pub(crate) const LOAD_CORE: &str = "1";
 /// The core of the proxies.
-const PROXY_CORE: &str = "0";
+pub(crate) const PROXY_CORE: &str = "0";
 /// What the bots' token starts with: the base64 of the ID below.
 pub(crate) const TOKEN: &str = "MTIzNDU2Nzg5MDEyMzQ1Njc4.bench.bench";
 const BOT_ID: &str = "123456789012345678";
@@ -22,8 +22,32 @@ struct Process {
     folder: Option<PathBuf>,
 }
 
+/// How the proxies reach the upstream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Without TLS.
+    Plain,
+    /// HTTP/1.1 over TLS.
+    Tls,
+    /// HTTP/2 over TLS. nginx does not speak it to upstreams, and uses HTTP/1.1.
+    Http2,
+}
+
+impl Way {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "TCP",
+            Self::Tls => "TLS",
+            Self::Http2 => "TLS, HTTP/2",
+        }
+    }
+}
+
 /// nginx answering by itself.
-pub(crate) struct Upstream(Process);
+pub(crate) struct Upstream {
+    process: Process,
+    way: Way,
+}
 
 /// nginx passing on.
 pub(crate) struct Nginx(Process);
@@ -55,7 +79,7 @@ impl Drop for Process {
 }
 
 impl Upstream {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(way: Way) -> Self {
         let body = "x".repeat(741);
         let server = format!(
             r#"location / {{
@@ -63,21 +87,43 @@ impl Upstream {
                 add_header X-RateLimit-Remaining 999999; add_header X-RateLimit-Reset-After 1.000;
                 default_type application/json; return 200 "{body}"; }}"#
         );
-        Self(nginx(&server, LOAD_CORE))
+        Self { process: nginx(&server, LOAD_CORE, way), way }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.0.address
+        self.process.address
+    }
+
+    fn url(&self) -> String {
+        let scheme = if self.way == Way::Plain { "http" } else { "https" };
+        format!("{scheme}://{}", self.process.address)
+    }
+
+    /// The root that its certificate is checked against.
+    fn root(&self) -> Option<PathBuf> {
+        let folder = self.process.folder.as_ref().filter(|_| self.way != Way::Plain)?;
+        Some(folder.join("cert.pem"))
     }
 }
 
 impl Nginx {
-    pub(crate) fn start(upstream: SocketAddr) -> Self {
+    pub(crate) fn start(upstream: &Upstream) -> Self {
+        let (scheme, trust) = match upstream.root() {
+            Some(root) => (
+                "https",
+                format!(
+                    "proxy_ssl_verify on; proxy_ssl_name 127.0.0.1; proxy_ssl_trusted_certificate {};",
+                    root.display()
+                ),
+            ),
+            None => ("http", String::new()),
+        };
         let server = format!(
-            r#"location / {{ proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection ""; }} }}
-               upstream up {{ server {upstream}; keepalive 1100; keepalive_requests 100000000;"#
+            r#"location / {{ proxy_pass {scheme}://up; {trust} proxy_http_version 1.1; proxy_set_header Connection ""; }} }}
+               upstream up {{ server {}; keepalive 1100; keepalive_requests 100000000;"#,
+            upstream.address()
         );
-        Self(nginx(&server, PROXY_CORE))
+        Self(nginx(&server, PROXY_CORE, Way::Plain))
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -93,7 +139,7 @@ impl Nginx {
 }
 
 impl Proxy {
-    pub(crate) fn start(upstream: SocketAddr) -> Self {
+    pub(crate) fn start(upstream: &Upstream) -> Self {
         let (port, metrics) = (free_port(), free_port());
         let child = Command::new("taskset")
             .args(["-c", PROXY_CORE, env!("CARGO_BIN_EXE_nirn-proxy")])
@@ -101,7 +147,9 @@ impl Proxy {
             .env("BIND_IP", "127.0.0.1")
             .env("PORT", port.to_string())
             .env("METRICS_PORT", metrics.to_string())
-            .env("DISCORD_API_URL", format!("http://{upstream}"))
+            .env("DISCORD_API_URL", upstream.url())
+            .env("DISABLE_HTTP_2", (upstream.way != Way::Http2).to_string())
+            .envs(upstream.root().map(|root| ("SSL_CERT_FILE", root)))
             .env("BOT_RATELIMIT_OVERRIDES", format!("{BOT_ID}:1000000"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -125,7 +173,7 @@ impl Proxy {
     }
 }
 
-fn nginx(server: &str, core: &str) -> Process {
+fn nginx(server: &str, core: &str, way: Way) -> Process {
     let port = free_port();
     let folder = std::env::temp_dir().join(format!("nirn-bench-{port}"));
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -133,11 +181,17 @@ fn nginx(server: &str, core: &str) -> Process {
     let at = folder.display();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary: String = temporary.iter().map(|name| format!("{name}_temp_path {at}/{name};")).collect();
+    let tls = match way {
+        Way::Plain => "",
+        Way::Tls => "ssl",
+        Way::Http2 => "ssl http2",
+    };
+    let keys = if way == Way::Plain { String::new() } else { certificate(&folder) };
     let config = format!(
         r"daemon off; worker_processes 1; pid {at}/pid; error_log /dev/null; worker_rlimit_nofile 16384;
           events {{ worker_connections 8192; }}
           http {{ access_log off; keepalive_requests 100000000; {temporary}
-            server {{ listen 127.0.0.1:{port} backlog=4096; {server} }} }}"
+            server {{ listen 127.0.0.1:{port} {tls} backlog=4096; {keys} {server} }} }}"
     );
     let mut file = fs::File::create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     file.write_all(config.as_bytes()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -150,6 +204,17 @@ fn nginx(server: &str, core: &str) -> Process {
         .spawn();
     let child = child.unwrap_or_else(|error| panic!("nginx (Debian: nginx-light): {error}"));
     Process::wait(child, SocketAddr::from(([127, 0, 0, 1], port)), Some(folder))
+}
+
+/// Makes a certificate in `folder`, and what nginx is told of it.
+fn certificate(folder: &Path) -> String {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
+    let made = made.unwrap_or_else(|error| panic!("no certificate: {error}"));
+    let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+    for (path, text) in [(&cert, made.cert.pem()), (&key, made.signing_key.serialize_pem())] {
+        fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    format!("ssl_certificate {}; ssl_certificate_key {}; http2_max_requests 100000000;", cert.display(), key.display())
 }
 
 fn free_port() -> u16 {
