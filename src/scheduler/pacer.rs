@@ -22,7 +22,7 @@ const NARROW_EVERY: Duration = Duration::from_secs(300);
 /// The part that our own lateness asks for is never longer, and halves in this time, once the requests that were late
 /// have left the window.
 const MAX_LATENESS: Duration = Duration::from_millis(20);
-const CALM_DOWN: Duration = Duration::from_secs(5);
+const CALM_DOWN: Duration = Duration::from_secs(2);
 /// Timers are late by a millisecond or two at any time; beyond this the machine stood still.
 const STALL: Duration = Duration::from_millis(5);
 /// What was sent longer before a stall had left.
@@ -157,14 +157,13 @@ impl Pacer {
     /// Somebody who was to wake at `promised` woke now.
     fn woken(&mut self, promised: Instant, now: Instant) {
         let late = promised.elapsed_at(now);
-        if late >= UNWANTED {
+        // A send counts from when it was claimed, however late that was: what a timer is late by at any time is harmless.
+        if late <= STALL || late >= UNWANTED {
             return;
         }
-        if late > STALL {
-            let caught = |at: &Instant| *at + ON_ITS_WAY > promised && *at < now;
-            let caught = self.sends.iter_mut().rev().take_while(|(at, _)| caught(at));
-            caught.for_each(|(at, _)| *at = now);
-        }
+        let caught = |at: &Instant| *at + ON_ITS_WAY > promised && *at < now;
+        let caught = self.sends.iter_mut().rev().take_while(|(at, _)| caught(at));
+        caught.for_each(|(at, _)| *at = now);
         let late = late.min(MAX_LATENESS);
         if late > self.lateness(now) {
             self.lateness = (late, now);
@@ -263,7 +262,7 @@ impl Pacer {
 
     fn lateness(&self, now: Instant) -> Duration {
         let (late, at) = self.lateness;
-        let calm = at.elapsed_at(now).saturating_sub(2 * SECOND);
+        let calm = at.elapsed_at(now).saturating_sub(SECOND);
         if late.is_zero() { late } else { halved(late, calm, CALM_DOWN) }
     }
 
