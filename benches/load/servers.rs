@@ -112,7 +112,7 @@ impl Nginx {
             Some(root) => (
                 "https",
                 format!(
-                    "proxy_ssl_verify on; proxy_ssl_name 127.0.0.1; proxy_ssl_trusted_certificate {};",
+                    "proxy_ssl_verify on; proxy_ssl_name localhost; proxy_ssl_trusted_certificate {};",
                     root.display()
                 ),
             ),
@@ -208,13 +208,14 @@ fn nginx(server: &str, core: &str, way: Way) -> Process {
 
 /// Makes a certificate in `folder`, and what nginx is told of it.
 fn certificate(folder: &Path) -> String {
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
+    // nginx does not look for addresses in certificates
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]);
     let made = made.unwrap_or_else(|error| panic!("no certificate: {error}"));
     let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     for (path, text) in [(&cert, made.cert.pem()), (&key, made.signing_key.serialize_pem())] {
         fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
-    format!("ssl_certificate {}; ssl_certificate_key {}; http2_max_requests 100000000;", cert.display(), key.display())
+    format!("ssl_certificate {}; ssl_certificate_key {};", cert.display(), key.display())
 }
 
 fn free_port() -> u16 {
