@@ -103,7 +103,9 @@ async fn what_cannot_be_sent_again_gets_discords_429() {
 async fn a_body_that_cannot_be_written_down_is_503_and_smaller_ones_pass() {
     let (fake, _node) = setup(Script::default(), |_| {}).await;
     let folder = tempfile::tempdir().unwrap();
-    let process = Process::start_with(fake.addr, &[("TMPDIR", folder.path().to_str().unwrap())]).await;
+    // An eighth of the room is memory's, and this body is larger.
+    let settings = [("TMPDIR", folder.path().to_str().unwrap()), ("MAX_RETRY_CAPTURE_BYTES", "1048576")];
+    let process = Process::start_with(fake.addr, &settings).await;
     folder.close().unwrap();
     let mut client = Client::connect(process.address).await;
     client.send(upload(300 * 1024, false)).await;
