@@ -156,7 +156,8 @@ fn gate(buckets: u64, credentials: u64, rounds: u32) {
         .collect();
     let deadline = Instant::now() + config.scheduling.queue_timeout;
     let call = |index: usize| {
-        let gate = clients.gate(&identities[index % identities.len()]).unwrap_or_else(|error| panic!("{error:?}"));
+        let gate =
+            clients.gate(&identities[index % identities.len()], false).unwrap_or_else(|error| panic!("{error:?}"));
         match clients.enter(&gate, asks[index], deadline) {
             Ok(Turn::Has(permit)) => _ = permit.answered(&signal, false),
             Ok(Turn::Waits(_)) => panic!("nothing is in the way"),

@@ -6,6 +6,7 @@
 
 pub mod members;
 pub mod node;
+pub mod owners;
 pub mod peer;
 pub mod seal;
 pub mod seeds;
@@ -20,31 +21,38 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use http::Request;
-use hyper::body::Incoming;
-use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout_at;
+use tokio::time::{sleep, timeout, timeout_at};
 
-use self::members::{Key, Member, Owner, View};
-use self::peer::Peers;
+use self::members::{Former, Key, Member, Members, Owner, View};
+use self::owners::Owners;
+use self::peer::{Passed, Peers};
 use self::swim::{Gossip, Settings};
 use self::tls::Pem;
 use crate::config::{self, Config};
-use crate::error::ProxyError;
+use crate::error::{ProxyError, Reason};
 use crate::identity::{Identity, Kind};
 use crate::route::{self, Route};
 use crate::scheduler::handover::{Credential, Handover};
 use crate::scheduler::{Dispatched, Scheduler};
 use crate::{agreed, clock, front};
 
-/// Owners that are remembered for the membership in force, by the first bytes of the key.
-const REMEMBERED: usize = 4_096;
-/// Handovers that are remembered, and how long they tell that nothing more is to come.
+/// Handovers that are remembered.
 const HANDED: usize = 64;
-const RECENT: Duration = Duration::from_secs(5);
+/// What is under way when its credential moves has so long to land, that its answer may be told of; and how often that is
+/// looked at.
+const LANDING: Duration = Duration::from_millis(400);
+const LANDING_CHECK: Duration = Duration::from_millis(5);
+/// How often another node is told, and the pause after one that failed.
+const TELLS: u32 = 4;
+const TELL_AGAIN: Duration = Duration::from_millis(150);
+/// A hop that reaches a node which is no owner waits so long for it to hear that it is.
+const AGREEMENT: Duration = Duration::from_secs(1);
+/// Hops of one request: the first, and more while its credential moves.
+const MAX_HOPS: u8 = 4;
 
 /// Whether this process is one of several.
 #[derive(Clone)]
@@ -55,20 +63,28 @@ pub enum Cluster {
     Member(Arc<Membership>),
 }
 
+/// The names of those that handed something over, and when.
+pub type Handed = VecDeque<(String, Instant)>;
+
 /// A node's knowledge of its cluster, and its way to the others.
 pub struct Membership {
-    members: watch::Receiver<Arc<View>>,
+    name: Arc<str>,
+    owners: Owners,
     peers: Peers,
-    /// The last nodes that handed their credentials over as they left.
-    handed: watch::Sender<VecDeque<(String, Instant)>>,
-    remembered: Box<[Mutex<Remembered>]>,
+    /// The last nodes that handed credentials over.
+    handed: watch::Sender<Handed>,
 }
 
-#[derive(Clone, Copy)]
-struct Remembered {
-    epoch: u64,
-    key: Key,
-    place: Option<u16>,
+/// Where a request goes.
+#[derive(Debug)]
+pub enum Way {
+    /// To Discord, from here; `unheard` if a former owner may have sent for the credential until a moment ago.
+    Here {
+        /// Whether it has not said what.
+        unheard: bool,
+    },
+    /// To another node, as the hop of this number.
+    There(Arc<Member>, u8),
 }
 
 /// A node with its sockets bound, that nobody knows yet.
@@ -131,7 +147,7 @@ pub fn bind(config: &Config, cluster: &config::Cluster) -> Result<(Cluster, Join
     let (publish, members) = watch::channel(Arc::new(settings.first_view()));
     let local = (!config.bind_ip.is_unspecified()).then_some(config.bind_ip);
     let bound = config.scheduling.queue_timeout + config.scheduling.request_timeout;
-    let membership = Membership::new(members, Peers::new(tls.client, local, bound));
+    let membership = Membership::new(settings.local.name.clone(), members, Peers::new(tls.client, local, bound));
     Ok((Cluster::Member(Arc::new(membership)), Joining { listener, tls: tls.server, settings, socket, publish }))
 }
 
@@ -157,41 +173,137 @@ impl Joining {
 }
 
 impl Membership {
-    fn new(members: watch::Receiver<Arc<View>>, peers: Peers) -> Self {
-        let nothing = Remembered { epoch: 0, key: [0; 32], place: None };
-        let remembered = (0..REMEMBERED).map(|_| Mutex::new(nothing)).collect();
-        Self { members, peers, handed: watch::Sender::default(), remembered }
+    fn new(name: Arc<str>, members: watch::Receiver<Arc<View>>, peers: Peers) -> Self {
+        Self { name, owners: Owners::new(members), peers, handed: watch::Sender::default() }
     }
 
-    /// The owner of a key: ranked once for a membership, then remembered until another key takes the place.
-    fn owner(&self, key: &Key) -> Owner {
-        let members = self.members.borrow().clone();
-        if members.over_capacity() {
-            return Owner::OverCapacity;
-        }
-        let slot = usize::from(u16::from_le_bytes([key[0], key[1]])) % REMEMBERED;
-        let mut slot = self.remembered[slot].lock();
-        if slot.epoch != members.epoch() || slot.key != *key {
-            *slot = Remembered { epoch: members.epoch(), key: *key, place: members.rank(key) };
-        }
-        members.at(slot.place)
-    }
-}
-
-impl Cluster {
-    /// Who owns a key.
-    pub fn owner(&self, key: &Key) -> Owner {
-        match self {
-            Self::Alone => Owner::Local,
-            Self::Member(membership) => membership.owner(key),
-        }
+    /// The members now.
+    fn members(&self) -> watch::Ref<'_, Arc<View>> {
+        self.owners.members().borrow()
     }
 
     /// Whether this node owned a key until a moment ago: a peer that has not heard of the change may still send it.
-    pub fn owned(&self, key: &Key) -> bool {
-        match self {
-            Self::Alone => true,
-            Self::Member(membership) => membership.members.borrow().owned(key, Instant::now()),
+    fn owned(&self, key: &Key) -> bool {
+        self.members().owned(key, Instant::now())
+    }
+
+    /// The former owner of a key of this node's, if its word is to be waited for.
+    fn awaited(&self, key: &Key) -> Option<Former> {
+        let former = self.members().former_owner(key, Instant::now())?;
+        let told = self.handed.borrow().iter().any(|handed| former.is_told_by(handed));
+        (!told).then_some(former)
+    }
+
+    /// Waits for a former owner's word; false if its time is over: what it knew is not known here.
+    async fn told(&self, former: &Former) -> bool {
+        let mut handed = self.handed.subscribe();
+        let told = handed.wait_for(|handed| handed.iter().any(|handed| former.is_told_by(handed)));
+        timeout_at(former.until.into(), told).await.is_ok()
+    }
+
+    /// Waits for this node to hear that it owns a key, as a peer says by sending it.
+    async fn agreed(&self, key: &Key) -> Result<(), ProxyError> {
+        let mut members = self.owners.members().clone();
+        let agreed = members.wait_for(|members| !matches!(members.owner(key), Owner::Peer(_)));
+        let agreed = timeout(AGREEMENT, agreed).await;
+        agreed.map(drop).map_err(|_| ProxyError::Unavailable(Reason::ClusterRouting))
+    }
+
+    fn hand_over(&self, scheduler: &Scheduler, known: &[Arc<Member>]) -> Option<impl Future<Output = ()> + use<>> {
+        let members = self.members().clone();
+        if members.over_capacity() {
+            return None;
+        }
+        let departing = scheduler.release(|key| matches!(members.owner(key), Owner::Peer(_)));
+        let heirs: Vec<bool> =
+            members.list().iter().map(|member| member.name != self.name && !known.contains(member)).collect();
+        // A node that stays keeps its part of the budget.
+        let leaves = !members.has_local() && known.is_empty();
+        let invalid = if leaves { scheduler.invalid_requests() } else { Vec::new() };
+        let (peers, from) = (self.peers.clone(), self.name.to_string());
+        Some(async move {
+            let landed = async {
+                while !departing.has_landed() {
+                    sleep(LANDING_CHECK).await;
+                }
+            };
+            // What takes longer counts as if it had been answered.
+            _ = timeout(LANDING, landed).await;
+            let start = Instant::now();
+            let credentials = departing.pack();
+            let count = credentials.len();
+            tell(&members, heirs, credentials, &invalid, &peers, &from).await;
+            if count > 0 {
+                let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(credentials = count, took_ms, "handed credentials over to their new owners");
+            }
+        })
+    }
+}
+
+/// Tells every owner of `credentials`, and the other heirs, what concerns them.
+async fn tell(
+    members: &Members,
+    heirs: Vec<bool>,
+    credentials: Vec<Credential>,
+    invalid: &[Duration],
+    peers: &Peers,
+    from: &str,
+) {
+    let mut shares: Vec<Vec<Credential>> = heirs.iter().map(|_| Vec::new()).collect();
+    for credential in credentials {
+        // Without an heir nobody serves it.
+        if let Some(share) = members.rank(&credential.key).and_then(|place| shares.get_mut(usize::from(place))) {
+            share.push(credential);
+        }
+    }
+    let mut telling = JoinSet::new();
+    for (place, ((member, heir), credentials)) in members.list().iter().zip(heirs).zip(shares).enumerate() {
+        if !heir && credentials.is_empty() {
+            continue;
+        }
+        let invalid = invalid.iter().skip(place).step_by(members.list().len()).copied().collect();
+        let message = Handover { from: from.to_owned(), invalid, credentials }.encode();
+        let (peers, to) = (peers.clone(), member.peer());
+        telling.spawn(async move {
+            let Some(message) = message else { return };
+            let mut tries = 0;
+            while let Err(error) = peers.tell(to, &message).await {
+                tries += 1;
+                if tries == TELLS {
+                    return tracing::warn!(peer = %to, %error, "could not hand credentials over");
+                }
+                // One that is new may not know this node yet.
+                sleep(TELL_AGAIN).await;
+            }
+        });
+    }
+    while telling.join_next().await.is_some() {}
+}
+
+impl Cluster {
+    /// The way of a request that has made so many hops; `moved` if it has waited here, for what this node no longer owns.
+    /// Waits while the credential moves.
+    ///
+    /// # Errors
+    ///
+    /// 503 when nobody owns it, or the nodes do not agree on who does.
+    pub async fn way(&self, key: &Key, hops: u8, moved: bool) -> Result<Way, ProxyError> {
+        let Self::Member(membership) = self else { return Ok(Way::Here { unheard: false }) };
+        let mut unheard = false;
+        loop {
+            match membership.owners.owner(key) {
+                Owner::Local => match membership.awaited(key) {
+                    None => return Ok(Way::Here { unheard }),
+                    // It may have moved on by the time that it is told.
+                    Some(former) => unheard = !membership.told(&former).await,
+                },
+                Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
+                    return Ok(Way::There(peer, hops + 1));
+                }
+                Owner::Peer(_) => membership.agreed(key).await?,
+                Owner::OverCapacity => return Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
+            }
         }
     }
 
@@ -199,7 +311,7 @@ impl Cluster {
     pub fn over_capacity(&self) -> bool {
         match self {
             Self::Alone => false,
-            Self::Member(membership) => membership.members.borrow().over_capacity(),
+            Self::Member(membership) => membership.members().over_capacity(),
         }
     }
 
@@ -207,125 +319,56 @@ impl Cluster {
     pub fn size(&self) -> usize {
         match self {
             Self::Alone => 1,
-            Self::Member(membership) => membership.members.borrow().list().len(),
+            Self::Member(membership) => membership.members().list().len(),
         }
     }
 
-    /// Waits, if a key's former owner has just left, until it has handed over what it knows or has had the time to.
-    pub async fn settled(&self, key: &Key) {
-        let Self::Member(membership) = self else { return };
-        let Some((former, until)) = membership.members.borrow().former_owner(key, Instant::now()) else { return };
-        let mut handed = membership.handed.subscribe();
-        let recent = |at: &Instant| at.elapsed() < RECENT;
-        let told = handed.wait_for(|handed| handed.iter().any(|(name, at)| **name == *former.name && recent(at)));
-        // Its time is over: what it knew is not known here.
-        _ = timeout_at(until.into(), told).await;
-    }
-
-    /// Takes in what a node that leaves hands over.
+    /// Takes in what another node hands over.
     pub fn take(&self, scheduler: &Scheduler, message: &[u8]) {
         let (Self::Member(membership), Some(handover)) = (self, Handover::decode(message)) else { return };
         scheduler.unpack(&handover);
-        tracing::info!(name = handover.from, credentials = handover.credentials.len(), "a leaving member handed over");
+        let (name, credentials) = (&handover.from, handover.credentials.len());
+        tracing::info!(name, credentials, "another member handed over what it knew");
         membership.handed.send_modify(|handed| {
             handed.truncate(HANDED - 1);
             handed.push_front((handover.from, Instant::now()));
         });
     }
 
-    /// Hands what is known of this node's credentials over to those who own them when it is gone.
-    pub async fn hand_over(&self, scheduler: &Scheduler) {
-        let Self::Member(membership) = self else { return };
-        let members = membership.members.borrow().clone();
-        let Some((local, rest)) = members.without_local() else { return };
-        let mut shares: Vec<Vec<Credential>> = rest.list().iter().map(|_| Vec::new()).collect();
-        for credential in scheduler.pack(|key| members.owner(key) == Owner::Local) {
-            // Without an heir nobody serves it.
-            if let Some(share) = rest.rank(&credential.key).and_then(|place| shares.get_mut(usize::from(place))) {
-                share.push(credential);
+    /// Changes whenever another node has handed something over, which may belong to yet another one by now.
+    pub fn handed(&self) -> watch::Receiver<Handed> {
+        match self {
+            Self::Alone => watch::Sender::default().subscribe(),
+            Self::Member(membership) => membership.handed.subscribe(),
+        }
+    }
+
+    /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. All but the
+    /// `known` ones are told even if that is nothing: they wait for it. What is let go is so before the future is first
+    /// polled.
+    pub fn hand_over(&self, scheduler: &Scheduler, known: &[Arc<Member>]) -> impl Future<Output = ()> + use<> {
+        let handed = match self {
+            Self::Alone => None,
+            Self::Member(membership) => membership.hand_over(scheduler, known),
+        };
+        async move {
+            if let Some(handed) = handed {
+                handed.await;
             }
         }
-        let invalid = scheduler.invalid_requests();
-        let mut telling = JoinSet::new();
-        for (place, (heir, credentials)) in rest.list().iter().zip(shares).enumerate() {
-            let invalid = invalid.iter().skip(place).step_by(rest.list().len()).copied().collect();
-            let message = Handover { from: local.name.to_string(), invalid, credentials }.encode();
-            let (peers, to) = (membership.peers.clone(), heir.peer());
-            telling.spawn(async move {
-                let Some(message) = message else { return };
-                if let Err(error) = peers.tell(to, &message).await {
-                    tracing::warn!(peer = %to, %error, "could not hand credentials over");
-                }
-            });
-        }
-        while telling.join_next().await.is_some() {}
     }
 
     /// Sends a request on to its owner, see [`Peers::forward`].
-    pub async fn forward(&self, to: &Member, request: Request<Incoming>) -> Result<Dispatched, ProxyError> {
+    pub async fn forward<B>(&self, to: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
+    where
+        B: Into<Passed>,
+    {
         match self {
-            Self::Alone => Err(ProxyError::Unavailable(crate::error::Reason::ClusterRouting)),
-            Self::Member(membership) => membership.peers.forward(to.peer(), request).await,
+            Self::Alone => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
+            Self::Member(membership) => membership.peers.forward(to.peer(), request, hop).await,
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use http::Method;
-
-    use super::*;
-    use crate::cluster::members::Members;
-    use crate::cluster::tls::tests::{Ca, NOW};
-
-    fn member(number: u8) -> Member {
-        let gossip = SocketAddr::from(([10, 0, 0, number], 7946));
-        Member { name: format!("node-{number}").into(), gossip, peer_port: 8443, generation: 0 }
-    }
-
-    fn membership(members: Members) -> (Membership, watch::Sender<Arc<View>>) {
-        let (publish, members) = watch::channel(Arc::new(View::new(members)));
-        let tls = tls::configure(&Ca::new().node("127.0.0.1"), [127, 0, 0, 1].into(), NOW).unwrap();
-        (Membership::new(members, Peers::new(tls.client, None, Duration::from_secs(1))), publish)
-    }
-
-    #[test]
-    fn a_remembered_owner_is_the_owner_and_is_forgotten_with_its_membership() {
-        let view = |epoch, count: u8| Members::new(epoch, (1..=count).map(member), member(1).gossip, 4);
-        let (membership, publish) = membership(view(1, 3));
-        let keys: Vec<Key> = (0..2_000u32)
-            .map(|number| {
-                let mut key = [0; 32];
-                key.copy_from_slice(digest(&SHA256, &number.to_le_bytes()).as_ref());
-                key
-            })
-            .collect();
-        for (epoch, count) in [(1, 3), (2, 4), (3, 2), (4, 5)] {
-            let expected = view(epoch, count);
-            publish.send_replace(Arc::new(View::new(view(epoch, count))));
-            for key in keys.iter().chain(&keys) {
-                assert_eq!(membership.owner(key), expected.owner(key));
-            }
-        }
-    }
-
-    #[test]
-    fn only_unauthenticated_interactions_are_spread_by_what_they_are_for() {
-        let key_of = |authorization: Option<&[u8]>, path: &str| {
-            let route = Route::classify(&Method::POST, path, 0);
-            key(&Identity::from_authorization(authorization), &route, path)
-        };
-        let callback = |token: &str| format!("/api/v10/interactions/12345678901234567/{token}/callback");
-        let one = key_of(None, &callback("aW50ZXJhY3Rpb246one"));
-        assert_ne!(one, key_of(None, &callback("aW50ZXJhY3Rpb246two")));
-        assert_eq!(one, key_of(None, "/api/webhooks/12345678901234567/aW50ZXJhY3Rpb246one/messages/@original"));
-        assert_eq!(one, key_of(None, "/webhooks/12345678901234567/aW50ZXJhY3Rpb246on%65"));
-        let other = key_of(None, "/api/v10/gateway");
-        assert_eq!(other, key_of(Some(b"Basic eDp5"), "/api/v10/webhooks/12345678901234567/token"));
-        let bot = key_of(Some(b"Bot secret"), "/gateway");
-        assert_eq!(bot, key_of(Some(b"Bot secret"), &callback("aW50ZXJhY3Rpb246one")));
-        assert!(bot != other && bot != one && one != other);
-    }
-}
+mod tests;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::cluster::members::{Owner, View};
 use crate::cluster::{self, Cluster, Joining, peer, swim::Gossip};
@@ -28,8 +28,6 @@ use crate::upstream::Upstream;
 
 /// After a node has told the others that it leaves, so long they may go on sending what it owned.
 const HEARSAY: Duration = Duration::from_millis(500);
-/// How often it is looked whether anything is still under way meanwhile.
-const QUIET_CHECK: Duration = Duration::from_millis(10);
 /// For the last answers once the drain's time is up.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 
@@ -215,7 +213,7 @@ async fn join(
         drop(following);
         pending().await
     });
-    tasks.spawn(follow(members, handler.metrics.clone(), handler.scheduler.clone()));
+    tasks.spawn(follow(members, handler.clone()));
     let gossip = Arc::new(joining.await?);
     let watched = gossip.clone();
     tasks.spawn(async move { watched.ended().await });
@@ -223,32 +221,48 @@ async fn join(
     Ok((gossip, close))
 }
 
-/// Tells what it concerns of every change of the membership.
-async fn follow(mut members: watch::Receiver<Arc<View>>, metrics: Metrics, scheduler: Scheduler) {
+/// Tells what it concerns of every change of the membership, and hands over what moves to another node.
+async fn follow(mut members: watch::Receiver<Arc<View>>, handler: Arc<Handler>) {
+    let Handler { metrics, scheduler, cluster, .. } = &*handler;
+    let mut handed = cluster.handed();
     let mut before = members.borrow_and_update().clone();
+    let mut telling = JoinSet::new();
     loop {
         metrics.members(before.list().len());
-        if members.changed().await.is_err() {
-            pending().await
-        }
+        let taken = tokio::select! {
+            changed = members.changed() => {
+                if changed.is_err() {
+                    pending().await
+                }
+                false
+            }
+            Ok(()) = handed.changed() => true,
+            Some(_) = telling.join_next() => continue,
+        };
         let now = members.borrow_and_update().clone();
-        scheduler.moved(|key| now.owner(key) == Owner::Local && before.owner(key) != Owner::Local);
+        if now.list() != before.list() {
+            scheduler.moved(|key| now.owner(key) == Owner::Local && before.owner(key) != Owner::Local);
+        }
+        // A node that leaves hands over by itself, so that it can wait for it. What it takes in may be another's by now.
+        if taken || now.has_local() {
+            telling.spawn(cluster.hand_over(scheduler, before.list()));
+        }
         before = now;
     }
 }
 
-/// Tells the others that this node leaves; and then its heirs, once they have heard and what was under way has had a
-/// moment to end, what it knows.
+/// Tells the others that this node leaves, and its heirs what it knows.
 async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
-    gossip.leave().await;
     let heard = Instant::now() + hearsay;
-    let quiet = async {
-        while !handler.scheduler.is_quiet() {
-            sleep(QUIET_CHECK).await;
+    let mut members = gossip.members();
+    let handed = async {
+        let left = timeout_at(heard, members.wait_for(|members| !members.has_local())).await.is_ok_and(|it| it.is_ok());
+        // Alone, it has no heirs.
+        if left {
+            handler.cluster.hand_over(&handler.scheduler, &[]).await;
         }
     };
-    _ = timeout_at(heard, quiet).await;
-    handler.cluster.hand_over(&handler.scheduler).await;
+    tokio::join!(gossip.leave(), handed);
     sleep_until(heard).await;
 }
 

@@ -51,6 +51,10 @@
 //!
 //! [`Daemon::run`] drains: health answers 503, new requests are refused, admitted ones finish; what is left after 15 s gets
 //! a 503, or its stream is cut.
+//!
+//! In a cluster the node first tells the others that it leaves. From then on its credentials are theirs: [`scheduler`] lets
+//! them go, [`cluster`] hands what was known of them over ([`scheduler::handover`]) and sends on to their new owners what
+//! waited here. [`daemon`] does the same whenever a node that joins takes credentials over.
 
 pub mod agreed;
 pub mod clock;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
 use http::request::Parts;
+use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -13,16 +13,16 @@ use self::answer::AnswerBody;
 use self::attempt::{Outcome, Outgoing, Reservation, RunOn};
 use self::budget::Budget;
 use self::client::Ask;
-use self::clients::Clients;
-use self::gate::Turn;
-use self::handover::{Credential, Handover};
+use self::clients::{Clients, Departing};
+use self::gate::{Permit, Turn};
+use self::handover::Handover;
 use self::replay::{Kept, Vault};
 use crate::config::Scheduling;
 use crate::error::{ProxyError, Reason};
 use crate::front::headers;
 use crate::identity::Identity;
 use crate::observe::metrics::RouteMetrics;
-use crate::upstream::Upstream;
+use crate::upstream::{RequestBody, Upstream};
 
 pub mod answer;
 mod attempt;
@@ -72,6 +72,40 @@ pub struct Dispatched {
     pub deadline: Instant,
 }
 
+/// What a request wants.
+pub struct Want {
+    /// Its turn.
+    pub ask: Ask,
+    /// Whether its body is looked into: it edits a channel.
+    pub channel_edit: bool,
+    /// By then.
+    pub deadline: Instant,
+}
+
+/// What became of a request.
+pub enum Fate {
+    /// Discord answered.
+    Answered(Dispatched),
+    /// Its credential has got another owner while it waited: nothing of it has been done that counts.
+    Moved(Box<Moved>),
+}
+
+/// A request that another owner is to bring to Discord.
+pub struct Moved(Outgoing);
+
+impl Moved {
+    /// Its head.
+    pub fn parts(&self) -> &Parts {
+        &self.0.parts
+    }
+
+    /// The request as it came in; none if its body cannot be had again.
+    pub fn into_request(mut self) -> Option<Request<RequestBody>> {
+        let body = self.0.body.attempt()?;
+        Some(Request::from_parts(*self.0.parts, body))
+    }
+}
+
 impl Scheduler {
     /// Starts with nothing known.
     pub fn new(config: &Scheduling, upstream: Upstream) -> Self {
@@ -87,24 +121,28 @@ impl Scheduler {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Brings a request, whose headers are final, to Discord when its turn comes, and the answer back. Dropping the
-    /// future frees its place; an attempt that was sent still runs to its headers. The body of a `channel_edit` is looked
-    /// into.
+    /// The end of QUEUE_TIMEOUT for a request that arrives now.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.shared.queue_timeout
+    }
+
+    /// Brings a request, whose headers are final, to Discord when its turn comes, and the answer back, unless its
+    /// credential gets another owner first. Dropping the future frees its place; an attempt that was sent still runs to
+    /// its headers.
     pub async fn dispatch(
         &self,
         mut parts: Box<Parts>,
         body: Incoming,
         identity: &Identity,
-        mut ask: Ask,
-        channel_edit: bool,
+        want: Want,
         metrics: RouteMetrics,
-    ) -> Result<Dispatched, ProxyError> {
+    ) -> Result<Fate, ProxyError> {
+        let Want { mut ask, channel_edit, deadline } = want;
         let shared = &*self.shared;
-        let deadline = Instant::now() + shared.queue_timeout;
         if !shared.budget.lock().has_room(gate::now()) {
             return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
         }
-        let gate = shared.clients.gate(identity)?;
+        let gate = shared.clients.gate(identity, ask.interaction)?;
         let body = if body.is_end_stream() {
             Kept::empty()
         } else {
@@ -114,13 +152,11 @@ impl Scheduler {
             // On the heap, so that requests without a body keep no room for it.
             Box::pin(taken).await.map_err(|_| ProxyError::QueueTimeout)??
         };
-        // An upload renews REQUEST_TIMEOUT with its progress.
-        let uploads = !body.is_empty();
-        let mut permit = match shared.clients.enter(&gate, ask, deadline.into_std())? {
-            Turn::Has(permit) => permit,
+        let permit = match shared.clients.enter(&gate, ask, deadline.into_std())? {
+            Turn::Has(permit) => Some(permit),
             Turn::Waits(waiting) => waiting.await?,
         };
-        let mut outgoing = Outgoing {
+        let outgoing = Outgoing {
             parts,
             body,
             deadline,
@@ -129,27 +165,52 @@ impl Scheduler {
             metrics,
             attempts: 0,
         };
-        loop {
-            let Some(reservation) = Reservation::take(&shared.budget) else {
-                permit.unsent();
-                return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
-            };
-            let attempt = attempt::run(shared.upstream.clone(), outgoing, permit, reservation);
-            let attempt = RunOn(Some(Box::pin(attempt)));
-            // An attempt that its own REQUEST_TIMEOUT ends before the deadline needs no second timer.
-            let outcome = if !uploads && Instant::now() + shared.request_timeout <= deadline {
-                attempt.await
-            } else {
-                timeout_at(deadline, attempt).await.map_err(|_| ProxyError::QueueTimeout)?
-            };
-            match outcome {
-                Outcome::Answer(dispatched) => return Ok(dispatched),
-                Outcome::Failed(error) => return Err(error),
-                Outcome::Again(again, waiting) => {
-                    outgoing = again;
-                    permit = waiting.await?;
+        self.attempt(outgoing, permit).await
+    }
+
+    /// Brings a request to Discord that [`Scheduler::dispatch`] gave back: this node is its owner after all.
+    pub async fn resume(&self, moved: Box<Moved>, identity: &Identity, ask: Ask) -> Result<Fate, ProxyError> {
+        let gate = self.shared.clients.gate(identity, ask.interaction)?;
+        let permit = match self.shared.clients.enter(&gate, ask, moved.0.deadline.into_std())? {
+            Turn::Has(permit) => Some(permit),
+            Turn::Waits(waiting) => waiting.await?,
+        };
+        self.attempt(moved.0, permit).await
+    }
+
+    /// Attempts for as long as there are permits for them.
+    fn attempt(
+        &self,
+        mut outgoing: Outgoing,
+        mut permit: Option<Permit>,
+    ) -> impl Future<Output = Result<Fate, ProxyError>> + Send {
+        let (shared, deadline) = (&*self.shared, outgoing.deadline);
+        // An upload renews REQUEST_TIMEOUT with its progress.
+        let uploads = !outgoing.body.is_empty();
+        async move {
+            while let Some(granted) = permit {
+                let Some(reservation) = Reservation::take(&shared.budget) else {
+                    granted.unsent();
+                    return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
+                };
+                let attempt = attempt::run(shared.upstream.clone(), outgoing, granted, reservation);
+                let attempt = RunOn(Some(Box::pin(attempt)));
+                // An attempt that its own REQUEST_TIMEOUT ends before the deadline needs no second timer.
+                let outcome = if !uploads && Instant::now() + shared.request_timeout <= deadline {
+                    attempt.await
+                } else {
+                    timeout_at(deadline, attempt).await.map_err(|_| ProxyError::QueueTimeout)?
+                };
+                match outcome {
+                    Outcome::Answer(dispatched) => return Ok(Fate::Answered(dispatched)),
+                    Outcome::Failed(error) => return Err(error),
+                    Outcome::Again(again, waiting) => {
+                        outgoing = again;
+                        permit = waiting.await?;
+                    }
                 }
             }
+            Ok(Fate::Moved(Box::new(Moved(outgoing))))
         }
     }
 
@@ -159,9 +220,14 @@ impl Scheduler {
         self.shared.clients.moved(gained);
     }
 
-    /// What the next owner of the `lost` credentials should know.
-    pub fn pack(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Vec<Credential> {
-        self.shared.clients.pack(lost)
+    /// Somebody else may have used credentials that are new here until now.
+    pub fn doubt(&self) {
+        self.moved(|_| false);
+    }
+
+    /// Lets the credentials go that are `lost` to other owners, see [`Clients::release`].
+    pub fn release(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Departing {
+        self.shared.clients.release(lost)
     }
 
     /// How long ago each invalid request of the budget's window was.

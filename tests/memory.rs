@@ -76,7 +76,7 @@ fn answer() -> Signal {
 }
 
 fn call(clients: &Clients, ask: Ask, signal: &Signal) {
-    let gate = clients.gate(&Identity::from_authorization(Some(TOKEN))).unwrap();
+    let gate = clients.gate(&Identity::from_authorization(Some(TOKEN)), false).unwrap();
     let Ok(Turn::Has(permit)) = clients.enter(&gate, ask, Instant::now() + Duration::from_secs(60)) else {
         panic!("nothing is in the way");
     };

@@ -100,11 +100,16 @@ impl Members {
         &self.sorted
     }
 
-    /// This node, and what is left of the cluster when it goes.
-    pub fn without_local(&self) -> Option<(Arc<Member>, Self)> {
+    /// What is left of the cluster when this node goes, if anything is.
+    pub fn without_local(&self, epoch: u64) -> Option<Self> {
         let local = self.sorted.get(usize::from(self.local?))?;
         let rest = self.sorted.iter().filter(|member| member.name != local.name).map(|member| (**member).clone());
-        Some((local.clone(), Self::new(self.epoch, rest, local.gossip, self.cap)))
+        (self.sorted.len() > 1).then(|| Self::new(epoch, rest, local.gossip, self.cap))
+    }
+
+    /// Whether this node is one of the members: it is until it leaves.
+    pub fn has_local(&self) -> bool {
+        self.local.is_some()
     }
 
     /// More members than CLUSTER_MAX_NODES.
@@ -135,6 +140,13 @@ impl Members {
         self.ranking.calc_candidates(&Ranked(digest(key))).next().map(|node| node.value)
     }
 
+    /// Who would own a key without this node.
+    fn owner_without_local(&self, key: &Key) -> Option<Arc<Member>> {
+        let mut ranked = self.ranking.calc_candidates(&Ranked(digest(key))).map(|node| node.value);
+        let other = ranked.find(|&place| Some(place) != self.local)?;
+        self.sorted.get(usize::from(other)).cloned()
+    }
+
     /// The owner at a place that [`Members::rank`] of this view gave.
     pub fn at(&self, place: Option<u16>) -> Owner {
         match place.and_then(|place| self.sorted.get(usize::from(place))) {
@@ -145,49 +157,85 @@ impl Members {
     }
 }
 
-/// How long a node still serves what it owned, when a hop comes from a peer that has not heard of the change: gossip
-/// takes half a second to reach everybody.
+/// How long a node still takes what it owned and sends it on, when a hop comes from a peer that has not heard of the
+/// change: gossip takes half a second to reach everybody.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long the word of a member that left is waited for before what it owned is served: it tells what it knows once
-/// it has told that it leaves.
+/// How long the word of a former owner is waited for before what it owned is served.
 const PATIENCE: Duration = Duration::from_millis(1_500);
+/// A former owner may have told before this node heard of the change.
+const EARLY: Duration = Duration::from_secs(1);
+/// A node that has found no other in its first seconds begins a cluster; who comes later has nothing to tell it.
+const YOUTH: Duration = Duration::from_secs(11);
 /// Former views that are kept at most.
 const FORMER: usize = 16;
+
+impl Former {
+    /// Whether its word, if it is the sender of one, is what is waited for.
+    pub fn is_told_by(&self, (name, at): &(String, Instant)) -> bool {
+        **name == *self.member.name && *at >= self.since
+    }
+}
 
 /// The view in force and those it replaced a moment ago.
 #[derive(Debug)]
 pub struct View {
     members: Arc<Members>,
+    /// Each with when it was replaced.
     former: Vec<(Instant, Arc<Members>)>,
+    born: Instant,
+    /// When this node joined others.
+    joined: Option<Instant>,
+}
+
+/// A former owner whose word is waited for.
+#[derive(Clone, Debug)]
+pub struct Former {
+    /// Who.
+    pub member: Arc<Member>,
+    /// What it said before counts for an earlier change.
+    pub since: Instant,
+    /// What it has not said by then it does not say.
+    pub until: Instant,
 }
 
 impl View {
     /// A first view.
-    pub fn new(members: Members) -> Self {
-        Self { members: Arc::new(members), former: Vec::new() }
+    pub fn new(members: Members, now: Instant) -> Self {
+        Self { members: Arc::new(members), former: Vec::new(), born: now, joined: None }
     }
 
     /// The view that comes after this one.
     pub fn followed_by(&self, members: Members, now: Instant) -> Self {
         let mut former = self.former.clone();
-        former.retain(|&(until, _)| until > now);
+        former.retain(|&(changed, _)| changed + GRACE > now);
         former.truncate(FORMER - 1);
-        former.push((now + GRACE, self.members.clone()));
-        Self { members: Arc::new(members), former }
+        former.push((now, self.members.clone()));
+        let joins = members.list().len() > 1 && now < self.born + YOUTH;
+        let joined = self.joined.or(joins.then_some(now));
+        Self { members: Arc::new(members), former, born: self.born, joined }
     }
 
     /// Whether this node owned a key a moment ago.
     pub fn owned(&self, key: &Key, now: Instant) -> bool {
-        self.former.iter().any(|(until, members)| *until > now && members.owner(key) == Owner::Local)
+        self.former.iter().any(|(changed, members)| *changed + GRACE > now && members.owner(key) == Owner::Local)
     }
 
-    /// The member that owned a key until it went a moment ago, and until when its word is waited for.
-    pub fn former_owner(&self, key: &Key, now: Instant) -> Option<(Arc<Member>, Instant)> {
-        self.former.iter().rev().find_map(|(until, members)| {
-            let until = until.checked_sub(GRACE - PATIENCE).filter(|until| *until > now)?;
-            let Owner::Peer(owner) = members.owner(key) else { return None };
-            let gone = self.members.list().iter().all(|member| member.name != owner.name);
-            gone.then_some((owner, until))
+    /// Who owned a key of this node's until a moment ago: a member that went, or, if it is this node that has come, the
+    /// one that owned it without this node.
+    pub fn former_owner(&self, key: &Key, now: Instant) -> Option<Former> {
+        let waited = |changed: Instant| {
+            let until = changed + PATIENCE;
+            (until > now).then(|| (changed.checked_sub(EARLY).unwrap_or(changed), until))
+        };
+        let gone = self.former.iter().rev().find_map(|(changed, members)| {
+            let (since, until) = waited(*changed)?;
+            let Owner::Peer(member) = members.owner(key) else { return None };
+            let gone = self.members.list().iter().all(|other| other.name != member.name);
+            gone.then_some(Former { member, since, until })
+        });
+        gone.or_else(|| {
+            let (since, until) = waited(self.joined?)?;
+            Some(Former { member: self.members.owner_without_local(key)?, since, until })
         })
     }
 }

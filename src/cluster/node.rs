@@ -188,7 +188,6 @@ impl Node {
             self.foca.leave_cluster(&mut self.effects).ok();
         }
         self.collect(now);
-        // What this node saw last stays in force: it serves what still arrives for it.
         self.left = true;
         self.timers.clear();
     }
@@ -200,7 +199,7 @@ impl Node {
 
     /// All members if they are not what the last call gave, this node first. Suspects still count.
     pub fn members_if_changed(&mut self) -> Option<Vec<Member>> {
-        std::mem::take(&mut self.changed).then(|| self.members())
+        (std::mem::take(&mut self.changed) && !self.left).then(|| self.members())
     }
 
     /// All members, this node first.
@@ -369,7 +368,7 @@ fn settings() -> foca::Config {
         probe_rtt: Duration::from_millis(150),
         num_indirect_probes: count(3),
         max_transmissions: const { NonZeroU8::new(15).expect("not zero") },
-        suspect_to_down_after: Duration::from_millis(1_500),
+        suspect_to_down_after: Duration::from_millis(2_000),
         // Beyond an hour it is the seeds through which the sides of a partition find each other.
         remove_down_after: Some(Duration::from_secs(3_600)),
         max_packet_size: count(MAX_DATAGRAM - seal::OVERHEAD),

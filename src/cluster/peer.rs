@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use http::header::TRANSFER_ENCODING;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderName, HeaderValue, Request, Uri, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
@@ -32,14 +32,21 @@ use tokio_rustls::client::TlsStream;
 use super::tls;
 use crate::error::{ProxyError, Reason};
 use crate::scheduler::Dispatched;
+use crate::upstream::RequestBody;
 
 pub use self::listener::serve;
 
 mod handover;
 mod listener;
 
-/// Marks a request that has made its hop: it makes no other.
+/// Marks a request that has made its hop, the how manyeth: it makes another only while its credential moves.
 pub const HOP_HEADER: HeaderName = HeaderName::from_static("x-nirn-hop");
+
+/// How many hops a request has made, as the peer says that sent it.
+pub fn hops(headers: &HeaderMap) -> u8 {
+    let said = headers.get(HOP_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+    said.unwrap_or(1).max(1)
+}
 
 /// For a connection to be made, the handshake included: peers are near.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
@@ -58,7 +65,7 @@ const WARNING_PAUSE: Duration = Duration::from_secs(30);
 /// The client to all peers. Cheap to clone; clones share their connections.
 #[derive(Clone)]
 pub struct Peers {
-    client: Client<Connector, Unmeasured>,
+    client: Client<Connector, Passed>,
     teller: Connector,
     bound: Duration,
     warned: Arc<Mutex<Option<Instant>>>,
@@ -85,22 +92,25 @@ impl Peers {
         Self { client, teller, bound, warned: Arc::default() }
     }
 
-    /// Sends a request on to its owner and gives the owner's answer. Dropping the future, or later the answer's body,
+    /// Sends a request on to its owner, as its `hop`th, and gives the owner's answer. Dropping the future, or later the answer's body,
     /// ends the request at the owner too.
     ///
     /// # Errors
     ///
     /// 503 when the owner cannot be reached, refuses this node, breaks off, or does not answer in time.
-    pub async fn forward(&self, to: SocketAddr, mut request: Request<Incoming>) -> Result<Dispatched, ProxyError> {
+    pub async fn forward<B>(&self, to: SocketAddr, mut request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
+    where
+        B: Into<Passed>,
+    {
         let unavailable = ProxyError::Unavailable(Reason::PeerError);
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         *request.uri_mut() = address(to, path).ok_or_else(|| unavailable.clone())?;
         *request.version_mut() = Version::HTTP_2;
         // How HTTP/1.1 would frame the body; the owner says it anew.
         request.headers_mut().remove(TRANSFER_ENCODING);
-        request.headers_mut().insert(HOP_HEADER, HeaderValue::from_static("1"));
+        request.headers_mut().insert(HOP_HEADER, HeaderValue::from(u16::from(hop)));
         let deadline = Instant::now() + self.bound;
-        match timeout_at(deadline, self.client.request(request.map(Unmeasured))).await {
+        match timeout_at(deadline, self.client.request(request.map(Into::into))).await {
             Ok(Ok(response)) => Ok(Dispatched { response: response.map(Into::into), deadline }),
             Ok(Err(error)) => {
                 self.warn(to, &error);
@@ -132,18 +142,41 @@ impl Peers {
 
 /// A request's body that keeps its length to itself: what the client said of it is in the headers, and hyper would add
 /// a length of 0 to requests that had none.
-struct Unmeasured(Incoming);
+pub enum Passed {
+    /// As it comes in.
+    Incoming(Incoming),
+    /// After it has waited here.
+    Kept(RequestBody),
+}
 
-impl Body for Unmeasured {
+impl From<Incoming> for Passed {
+    fn from(body: Incoming) -> Self {
+        Self::Incoming(body)
+    }
+}
+
+impl From<RequestBody> for Passed {
+    fn from(body: RequestBody) -> Self {
+        Self::Kept(body)
+    }
+}
+
+impl Body for Passed {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Box<dyn Error + Send + Sync>;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut *self {
+            Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Self::Kept(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        match self {
+            Self::Incoming(body) => body.is_end_stream(),
+            Self::Kept(body) => body.is_end_stream(),
+        }
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Settings {
 impl Settings {
     /// What the publisher begins with: this node alone.
     pub fn first_view(&self) -> View {
-        View::new(self.view(1, vec![self.local.clone()]))
+        View::new(self.view(1, vec![self.local.clone()]), Instant::now().into_std())
     }
 
     fn view(&self, epoch: u64, members: Vec<Member>) -> Members {
@@ -127,7 +127,7 @@ impl Gossip {
         self.members.clone()
     }
 
-    /// Tells the others that this node leaves. What it knew of the members stays in force.
+    /// Tells the others that this node leaves. The members that it saw last stay in force, without itself.
     pub async fn leave(&self) {
         let (told, done) = oneshot::channel();
         if self.leave.send(told).await.is_ok() {
@@ -283,6 +283,13 @@ impl Task {
             }
             self.node.leave(Instant::now().into_std());
             self.flush();
+            if round == 0 {
+                // The others have been told: what this node owned is theirs.
+                let former = self.publish.borrow().clone();
+                if let Some(rest) = former.without_local(former.epoch() + 1) {
+                    self.publish.send_replace(Arc::new(former.followed_by(rest, Instant::now().into_std())));
+                }
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
 use hyper::body::{Body as _, Incoming};
+use tokio::time::timeout_at;
 
 use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
@@ -18,14 +19,14 @@ use super::headers::{self, Outgoing};
 use super::link::{End, Link};
 use super::report::Report;
 use crate::clock;
-use crate::cluster::members::{Key, Owner};
-use crate::cluster::{self, Cluster};
+use crate::cluster::members::{Key, Member};
+use crate::cluster::{self, Cluster, Way, peer};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
 use crate::observe::metrics::{Metrics, RouteMetrics};
 use crate::route::Route;
 use crate::scheduler::client::Ask;
-use crate::scheduler::{Dispatched, Scheduler};
+use crate::scheduler::{Dispatched, Fate, Moved, Scheduler, Want};
 
 /// The health probe's path.
 const HEALTH: &str = "/nirn/healthz";
@@ -79,7 +80,8 @@ struct Walk {
     key: Key,
     metrics: RouteMetrics,
     guard: Guard,
-    origin: Origin,
+    /// Hops made.
+    hops: u8,
 }
 
 /// An answer that needs no walk; boxed because it is rare and large.
@@ -137,6 +139,7 @@ impl Handler {
     ) -> Result<Walk, ProxyError> {
         let (parts, body) = request.into_parts();
         let mut parts = Box::new(parts);
+        let hops = if origin == Origin::Peer { peer::hops(&parts.headers) } else { 0 };
         // First, so that what is classified is what Discord gets.
         self.outgoing.apply(&mut parts, body.is_end_stream())?;
         let route = Route::classify(&parts.method, parts.uri.path(), clock::unix_ms());
@@ -146,31 +149,34 @@ impl Handler {
         let guard = Guard::new(slot, metrics.open(), self.metrics.clone(), Arc::clone(link));
         let key = cluster::key(&identity, &route, parts.uri.path());
         let (ask, channel_edit) = (Ask::new(&parts.method, &route), route.channel_edit);
-        Ok(Walk { parts, body, ask, channel_edit, identity, key, metrics, guard, origin })
+        Ok(Walk { parts, body, ask, channel_edit, identity, key, metrics, guard, hops })
     }
 
     /// The way of an admitted request to Discord and back.
     fn forward(&self, walk: Walk) -> impl Future<Output = Result<Response<Body>, ProxyError>> + Send {
         // Taken apart before there is a future, which would hold it whole besides.
-        let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, origin } = walk;
+        let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, hops } = walk;
+        let deadline = self.scheduler.deadline();
+        let want = Want { ask, channel_edit, deadline };
         async move {
             let dispatch = async {
-                match self.cluster.owner(&key) {
-                    Owner::Local => {
-                        self.cluster.settled(&key).await;
-                        self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
+                let moved = match self.cluster.way(&key, hops, false).await? {
+                    Way::Here { unheard } => {
+                        if unheard {
+                            self.scheduler.doubt();
+                        }
+                        match self.scheduler.dispatch(parts, body, &identity, want, metrics).await? {
+                            Fate::Answered(dispatched) => return Ok(dispatched),
+                            Fate::Moved(moved) => moved,
+                        }
                     }
-                    Owner::Peer(peer) if origin == Origin::Public => {
-                        self.metrics.routed_sent();
-                        let forwarded = self.cluster.forward(&peer, Request::from_parts(*parts, body));
-                        Box::pin(forwarded).await.inspect_err(|_| self.metrics.routed_error())
+                    Way::There(peer, hop) => {
+                        return Box::pin(self.pass_on(&peer, Request::from_parts(*parts, body), hop)).await;
                     }
-                    Owner::Peer(_) if self.cluster.owned(&key) => {
-                        self.scheduler.dispatch(parts, body, &identity, ask, channel_edit, metrics).await
-                    }
-                    Owner::Peer(_) => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
-                    Owner::OverCapacity => Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
-                }
+                };
+                // Rare, and not short.
+                let followed = timeout_at(deadline, self.follow(moved, &identity, &key, hops));
+                Box::pin(followed).await.map_err(|_| ProxyError::QueueTimeout)?
             };
             let dispatched = tokio::select! {
                 biased;
@@ -192,6 +198,42 @@ impl Handler {
                 }
             }
         }
+    }
+
+    /// The way of a request whose credential got another owner while it waited.
+    async fn follow(
+        &self,
+        mut moved: Box<Moved>,
+        identity: &Identity,
+        key: &Key,
+        hops: u8,
+    ) -> Result<Dispatched, ProxyError> {
+        loop {
+            match self.cluster.way(key, hops, true).await? {
+                Way::Here { .. } => {
+                    let parts = moved.parts();
+                    let route = Route::classify(&parts.method, parts.uri.path(), clock::unix_ms());
+                    let ask = Ask::new(&parts.method, &route);
+                    match self.scheduler.resume(moved, identity, ask).await? {
+                        Fate::Answered(dispatched) => return Ok(dispatched),
+                        Fate::Moved(again) => moved = again,
+                    }
+                }
+                Way::There(peer, hop) => {
+                    let request = moved.into_request().ok_or(ProxyError::Unavailable(Reason::RetryPreparation))?;
+                    return self.pass_on(&peer, request, hop).await;
+                }
+            }
+        }
+    }
+
+    async fn pass_on<B>(&self, peer: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
+    where
+        B: Into<peer::Passed>,
+    {
+        self.metrics.routed_sent();
+        let answered = self.cluster.forward(peer, request, hop).await;
+        answered.inspect_err(|_| self.metrics.routed_error())
     }
 
     fn health(&self) -> Response<Body> {

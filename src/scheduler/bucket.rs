@@ -294,12 +294,12 @@ impl Bucket {
 }
 
 impl Bucket {
-    /// What another node should know of it, when `promised` more requests are on their way from here.
-    pub fn pack(&self, now: Instant, promised: u32) -> BucketState {
+    /// What another node should know of it: what is under way counts as answered.
+    pub fn pack(&self, now: Instant) -> BucketState {
         BucketState {
             hash: self.hash,
             limit: self.limit,
-            remaining: self.remaining.saturating_sub(promised),
+            remaining: self.remaining.saturating_sub(self.in_flight),
             reset: self.reset_at.saturating_duration_since(now),
             closed: self.closed(now).map(|until| until - now),
             seen: now.saturating_duration_since(self.seen),

@@ -90,6 +90,17 @@ enum Validity {
     Invalid,
 }
 
+/// Whether its requests go from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// They do.
+    Here,
+    /// It is about to move: all wait.
+    Moving,
+    /// It has another owner, who knows all that is known here.
+    Gone,
+}
+
 /// One bucket with its line.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -137,6 +148,8 @@ pub enum Step {
     Go(Grant),
     /// Give up, with this answer.
     Refuse(ProxyError),
+    /// Go to the credential's new owner.
+    Move,
     /// Look again at this instant, or when woken.
     At(Instant),
     /// Look again when woken, and at the deadline.
@@ -158,6 +171,7 @@ pub struct Client {
     limits: Arc<Limits>,
     room: Arc<Room>,
     pacer: Pacer,
+    place: Place,
     validity: Validity,
     /// Whether answers judge it at all.
     judged: bool,
@@ -191,6 +205,7 @@ impl Client {
             limits,
             room,
             pacer,
+            place: Place::Here,
             validity: if judged { Validity::Unjudged } else { Validity::Valid },
             judged,
             judging: 0,
@@ -226,7 +241,8 @@ impl Client {
         let seq = self.next_seq;
         self.next_seq += 1;
         let line_empty = self.lanes[lane].line.is_none();
-        if !held
+        if self.place == Place::Here
+            && !held
             && line_empty
             && self.admit(now, &ask, lane) == Admission::Now
             && (self.bypasses(&ask) || self.ready.is_empty())
@@ -245,12 +261,12 @@ impl Client {
         Ok(Entered::Waits(self.join(now, ask, deadline, seq, lane)))
     }
 
-    /// What a waiting request should do now. Once it is `Go` or `Refuse` the ticket is used up.
+    /// What a waiting request should do now. Once it is `Go`, `Refuse` or `Move` the ticket is used up.
     pub fn poll(&mut self, now: Instant, ticket: Ticket, waker: &Waker) -> Step {
         let step = self.turn(now, ticket);
         match &step {
             Step::Go(_) => {}
-            Step::Refuse(_) => self.leave(now, ticket),
+            Step::Refuse(_) | Step::Move => self.leave(now, ticket),
             Step::At(_) | Step::Wait => {
                 let slot = &mut self.waiters[ticket].waker;
                 if !slot.as_ref().is_some_and(|known| known.will_wake(waker)) {

@@ -31,7 +31,9 @@ type Known = AHashMap<(Kind, [u8; 32]), Arc<Gate>>;
 #[derive(Debug)]
 pub struct Clients {
     known: RwLock<Known>,
-    unauthenticated: Arc<Gate>,
+    unauthenticated: RwLock<Arc<Gate>>,
+    /// What interactions without a credential wait at: each belongs to its own owner.
+    interactions: Arc<Gate>,
     limits: Arc<Limits>,
     room: Arc<Room>,
     overrides: Overrides,
@@ -49,11 +51,10 @@ impl Clients {
         let started = now();
         let limits = Arc::new(Limits { queue_depth: config.max_queue_depth, attempt: config.request_timeout });
         let room = Arc::new(Room::new(config.max_bucket_states));
-        let pacer = Pacer::new(GLOBAL_LIMIT, started, started);
-        let nobody = Client::new(Arc::clone(&limits), Arc::clone(&room), pacer, false, started);
         Self {
             known: RwLock::default(),
-            unauthenticated: Gate::new(nobody),
+            unauthenticated: RwLock::new(nobody(&limits, &room, started)),
+            interactions: nobody(&limits, &room, started),
             limits,
             room,
             overrides: config.overrides.clone(),
@@ -65,10 +66,10 @@ impl Clients {
         }
     }
 
-    /// A credential's gate, made if it has none.
-    pub fn gate(&self, identity: &Identity) -> Result<Arc<Gate>, ProxyError> {
+    /// A credential's gate, made if it has none; that of an interaction without one is another.
+    pub fn gate(&self, identity: &Identity, interaction: bool) -> Result<Arc<Gate>, ProxyError> {
         if identity.kind == Kind::Unauthenticated {
-            return Ok(Arc::clone(&self.unauthenticated));
+            return Ok(if interaction { Arc::clone(&self.interactions) } else { self.unauthenticated.read().clone() });
         }
         let key = (identity.kind, identity.key);
         if let Some(gate) = self.known.read().get(&key) {
@@ -106,32 +107,41 @@ impl Clients {
         let now = now();
         *self.credit_from.lock() = now;
         let known = self.known.read();
+        let unauthenticated = self.unauthenticated.read();
         let all = known
             .iter()
             .map(|((_, key), gate)| (key, gate))
-            .chain([(&Identity::UNAUTHENTICATED.key, &self.unauthenticated)]);
+            .chain([(&Identity::UNAUTHENTICATED.key, &*unauthenticated)]);
         for (_, gate) in all.filter(|(key, _)| gained(key)) {
             gate.with(|client| client.doubt(now));
         }
     }
 
-    /// What the next owner of the `lost` credentials should know.
-    pub fn pack(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Vec<Credential> {
-        let now = now();
-        let pack = |kind: Kind, key: &[u8; 32], gate: &Arc<Gate>| {
-            let client = gate.with(|client| client.pack(now))?;
-            Some(Credential { kind, key: *key, bot_id: gate.bot_id(), client })
-        };
-        let known: Vec<_> = self.known.read().iter().map(|(key, gate)| (*key, Arc::clone(gate))).collect();
-        let nobody = ((Kind::Unauthenticated, Identity::UNAUTHENTICATED.key), Arc::clone(&self.unauthenticated));
-        let all = known.into_iter().chain([nobody]).filter(|((_, key), _)| lost(key));
-        all.filter_map(|((kind, key), gate)| pack(kind, &key, &gate)).collect()
+    /// Lets the credentials go that are `lost` to other owners: nothing more is sent for them from here, and whoever asks
+    /// for one here again finds it without state.
+    pub fn release(&self, lost: impl Fn(&[u8; 32]) -> bool) -> Departing {
+        let mut departing = Vec::new();
+        self.known.write().retain(|(kind, key), gate| {
+            let lost = lost(key);
+            if lost {
+                departing.push((*kind, *key, Arc::clone(gate)));
+            }
+            !lost
+        });
+        if lost(&Identity::UNAUTHENTICATED.key) {
+            let gate = std::mem::replace(&mut *self.unauthenticated.write(), nobody(&self.limits, &self.room, now()));
+            departing.push((Kind::Unauthenticated, Identity::UNAUTHENTICATED.key, gate));
+        }
+        for (_, _, gate) in &departing {
+            gate.with(Client::seal);
+        }
+        Departing(departing)
     }
 
     /// Takes over what a former owner knew of a credential, if there is room.
     pub fn unpack(&self, credential: &Credential) {
         let Credential { kind, key, bot_id, client: state } = credential;
-        if let Ok(gate) = self.gate(&Identity { kind: *kind, key: *key, bot_id: *bot_id }) {
+        if let Ok(gate) = self.gate(&Identity { kind: *kind, key: *key, bot_id: *bot_id }, false) {
             gate.with(|client| client.unpack(now(), state));
         }
     }
@@ -143,7 +153,8 @@ impl Clients {
         let keys: Vec<_> = self.known.read().keys().copied().collect();
         // One after the other, none of them behind the map's lock: a new credential must not wait for it.
         let known = keys.iter().filter_map(|key| self.known.read().get(key).cloned());
-        for gate in known.chain([Arc::clone(&self.unauthenticated)]) {
+        let unauthenticated = self.unauthenticated.read().clone();
+        for gate in known.chain([unauthenticated, Arc::clone(&self.interactions)]) {
             while gate.with(|client| client.sweep(now, before, SWEEP_PART)) == SWEEP_PART {}
         }
         self.known.write().retain(|_, gate| {
@@ -161,7 +172,8 @@ impl Clients {
 
     /// Visits every credential without holding on to any: a gate held outside the map is one in use.
     fn each(&self, mut visit: impl FnMut(&mut Client)) {
-        for gate in self.known.read().values().chain([&self.unauthenticated]) {
+        let (known, unauthenticated) = (self.known.read(), self.unauthenticated.read());
+        for gate in known.values().chain([&*unauthenticated, &self.interactions]) {
             gate.with(&mut visit);
         }
     }
@@ -182,6 +194,37 @@ impl Clients {
     fn limit(&self, identity: &Identity) -> u32 {
         let by_id = identity.bot_id.and_then(|id| self.overrides.by_bot_id.get(&id));
         by_id.or_else(|| self.overrides.by_key.get(&identity.key)).copied().unwrap_or(GLOBAL_LIMIT)
+    }
+}
+
+/// Whoever has no credential, of whom nothing is known but what is sent from now on.
+fn nobody(limits: &Arc<Limits>, room: &Arc<Room>, now: Instant) -> Arc<Gate> {
+    let pacer = Pacer::new(GLOBAL_LIMIT, now, now);
+    Gate::new(Client::new(Arc::clone(limits), Arc::clone(room), pacer, false, now))
+}
+
+/// Credentials on their way to other owners.
+#[derive(Debug)]
+pub struct Departing(Vec<(Kind, [u8; 32], Arc<Gate>)>);
+
+impl Departing {
+    /// Whether nothing is under way for them any more.
+    pub fn has_landed(&self) -> bool {
+        self.0.iter().all(|(_, _, gate)| gate.with(|client| client.in_flight()) == 0)
+    }
+
+    /// What the next owners should know; whoever waits here is sent on to them.
+    pub fn pack(self) -> Vec<Credential> {
+        let now = now();
+        let pack = |(kind, key, gate): (Kind, [u8; 32], Arc<Gate>)| {
+            let client = gate.with(|client| {
+                let state = client.pack(now);
+                client.let_go();
+                state
+            });
+            Some(Credential { kind, key, bot_id: gate.bot_id(), client: client? })
+        };
+        self.0.into_iter().filter_map(pack).collect()
     }
 }
 

@@ -90,7 +90,8 @@ impl Gate {
 }
 
 impl Future for Waiting {
-    type Output = Result<Permit, ProxyError>;
+    /// No permit when the credential has got another owner, where the request is to go.
+    type Output = Result<Option<Permit>, ProxyError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -99,7 +100,11 @@ impl Future for Waiting {
             let at = match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
                 Step::Go(grant) => {
                     this.ticket = None;
-                    return Poll::Ready(Ok(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) }));
+                    return Poll::Ready(Ok(Some(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) })));
+                }
+                Step::Move => {
+                    this.ticket = None;
+                    return Poll::Ready(Ok(None));
                 }
                 Step::Refuse(error) => {
                     this.ticket = None;

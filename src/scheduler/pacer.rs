@@ -107,14 +107,12 @@ impl Pacer {
         self.sends.make_contiguous().sort_unstable();
     }
 
-    /// What another node should know, when `promised` more requests will go from here at the next even slots.
-    pub fn pack(&mut self, now: Instant, promised: u32) -> PacerState {
+    /// What another node should know.
+    pub fn pack(&mut self, now: Instant) -> PacerState {
         let left = |at: Instant| (at + PAST).checked_duration_since(now);
-        let busy = (promised > 0).then(|| self.window(now) / self.limit * promised);
-        let spread = self.spread.and_then(|slot| slot.checked_duration_since(now));
         PacerState {
             sends: self.sends.iter().filter_map(|(at, count)| Some((left(*at)?, *count))).collect(),
-            spread: busy.map(|busy| spread.unwrap_or_default() + busy).or(spread),
+            spread: self.spread.and_then(|slot| slot.checked_duration_since(now)),
             margin: self.margin_now(now),
             blocked: self.blocked(now).map(|until| until - now),
         }

@@ -2,6 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
 mod handover;
+mod hop;
+mod readme;
+mod rolling;
+mod seconds;
 mod starts;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,6 +15,7 @@ mod wires;
 use std::time::Duration;
 
 use fake_discord::Script;
+use seconds::Seconds;
 use support::PATIENCE;
 use tokio::time::{Instant, sleep};
 use town::{Node, Town};
@@ -30,7 +35,7 @@ async fn three(town: &Town) -> [Node; 3] {
     [one, two, three]
 }
 
-async fn all(nodes: &[Node], metric: &str) -> Vec<f64> {
+async fn all<'a>(nodes: impl IntoIterator<Item = &'a Node>, metric: &str) -> Vec<f64> {
     let mut values = Vec::new();
     for node in nodes {
         values.push(node.metric(metric).await);
@@ -39,16 +44,29 @@ async fn all(nodes: &[Node], metric: &str) -> Vec<f64> {
 }
 
 /// The node that brings a token's requests to Discord, whichever node is asked.
-async fn owner(nodes: &[Node], token: &str) -> usize {
-    let before = all(nodes, SENT).await;
-    for node in nodes {
+async fn owner<'a>(nodes: impl IntoIterator<Item = &'a Node>, token: &str) -> usize {
+    let nodes: Vec<&Node> = nodes.into_iter().collect();
+    let before = all(nodes.iter().copied(), SENT).await;
+    for node in &nodes {
         let answer = node.ask("/api/v10/channels/100000000000000001/messages", token, "").await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
-    let after = all(nodes, SENT).await;
+    let after = all(nodes.iter().copied(), SENT).await;
     let sent: Vec<_> = before.iter().zip(&after).map(|(before, after)| after - before).collect();
     let owner = sent.iter().position(|&sent| sent == nodes.len() as f64);
     owner.unwrap_or_else(|| panic!("one owner and not {sent:?}"))
+}
+
+/// A token that the node at this place owns.
+async fn owned_by<'a>(nodes: impl IntoIterator<Item = &'a Node>, place: usize, name: &str) -> String {
+    let nodes: Vec<&Node> = nodes.into_iter().collect();
+    for number in 0..200 {
+        let token = format!("{name}-{number}");
+        if owner(nodes.iter().copied(), &token).await == place {
+            return token;
+        }
+    }
+    panic!("it owns nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,16 +104,14 @@ async fn the_global_limit_holds_over_all_entry_nodes() {
             node.ask(&path, "token", "").await.status
         }
     });
+    let seconds = Seconds::watch();
     let start = Instant::now();
     let mut asking: Vec<_> = asking.map(Box::pin).collect();
     let statuses = futures_of(&mut asking).await;
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
-    // Nodes that each kept the limit by themselves would bring three times as many. On a busy machine a request may
-    // arrive so much later than it was sent that one more falls into its second.
-    let counts = town.discord.counts();
-    assert!(counts.peaks.iter().all(|&peak| peak <= 52), "{counts:?}");
-    assert_eq!(counts.verdict("ok"), 151, "{counts:?}");
+    seconds.kept(&town.discord);
+    assert_eq!(town.discord.counts().verdict("ok"), 151);
 }
 
 /// Polls all to their end.
@@ -138,6 +154,8 @@ async fn of_a_killed_node_only_its_credentials_move_and_come_back_with_it() {
     }
     nodes[0].sees(2.0).await;
     nodes[1].sees(2.0).await;
+    nodes[0].says("member left or died").await;
+    nodes[0].says("member does not answer").await;
     assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
     for (token, &former) in tokens.iter().zip(&before) {
         let now = owner(&nodes[..2], token).await;
@@ -220,12 +238,15 @@ async fn above_the_cap_nobody_serves_until_it_is_no_longer_so() {
     let three = town.node_with(3, &[("CLUSTER_MAX_NODES", "3")]).await;
     one.has_health(503).await;
     two.has_health(503).await;
+    one.says("member joined").await;
+    one.says("more than CLUSTER_MAX_NODES=2").await;
     let refused = one.ask("/api/v10/users/@me", "token", "").await;
     assert_eq!(refused.status, 503);
     assert!(refused.text().contains("CLUSTER_MAX_NODES"), "{}", refused.text());
     three.signal("TERM").await;
     one.serves().await;
     two.serves().await;
+    one.says("within CLUSTER_MAX_NODES again").await;
     assert_eq!(one.ask("/api/v10/users/@me", "token", "").await.status, 200);
     assert_eq!(three.ended().await.0, Some(0));
     let fourth = town.launch(4, &cap, &town.ca, |_| {});

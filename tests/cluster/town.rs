@@ -1,5 +1,6 @@
 //! Real processes on loopback addresses of their own, with certificates of one authority, in front of a fake Discord.
-#![allow(unreachable_pub, reason = "a module of one test binary")]
+#![allow(unreachable_pub, reason = "the same file is part of several test binaries")]
+#![allow(dead_code, reason = "each test binary uses the part it needs")]
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -201,6 +202,15 @@ impl Node {
         let start = Instant::now();
         while self.metric("nirn_proxy_cluster_members").await != members {
             assert!(start.elapsed() < PATIENCE, "{members} members at {}:\n{}", self.ip, self.log.lock());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits for a line of the log.
+    pub async fn says(&self, text: &str) {
+        let start = Instant::now();
+        while !self.log.lock().contains(text) {
+            assert!(start.elapsed() < PATIENCE, "{text:?} at {}:\n{}", self.ip, self.log.lock());
             sleep(Duration::from_millis(20)).await;
         }
     }

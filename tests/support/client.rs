@@ -39,7 +39,11 @@ impl Answer {
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(address).await.unwrap(), read: Vec::new() }
+        Self::over(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub fn over(stream: TcpStream) -> Self {
+        Self { stream, read: Vec::new() }
     }
 
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
@@ -58,15 +62,20 @@ impl Client {
     }
 
     pub async fn answer_to(&mut self, method: &str) -> Answer {
-        let head = timeout(PATIENCE, self.head()).await.expect("an answer's head in time").expect("a whole head");
+        self.answer_if_any(method).await.expect("a whole head")
+    }
+
+    /// The next answer; none if the connection ends without one.
+    pub async fn answer_if_any(&mut self, method: &str) -> Option<Answer> {
+        let head = timeout(PATIENCE, self.head()).await.expect("an answer's head in time")?;
         let status = head[9..12].parse().unwrap();
         let mut answer = Answer { status, head, body: Vec::new() };
         if method == "HEAD" || matches!(status, 204 | 304) {
-            return answer;
+            return Some(answer);
         }
         let body = timeout(PATIENCE, self.body(&answer)).await.expect("an answer's body in time");
         answer.body = body.expect("a whole body");
-        answer
+        Some(answer)
     }
 
     /// A head alone; `None` if the connection ends before it does.

@@ -100,8 +100,8 @@ fn of_two_members_with_one_name_the_younger_counts_on_every_node() {
 #[test]
 fn what_a_node_owned_it_serves_a_moment_longer_and_no_more() {
     let local = member(1).gossip;
-    let first = View::new(Members::new(1, [member(1)], local, 8));
     let now = Instant::now();
+    let first = View::new(Members::new(1, [member(1)], local, 8), now);
     let second = first.followed_by(Members::new(2, [member(1), member(2)], local, 8), now);
     let lost = (0..100).map(key).find(|key| second.owner(key) != Owner::Local).unwrap();
     assert!(!first.owned(&lost, now), "what it owns is no former thing");
@@ -112,6 +112,57 @@ fn what_a_node_owned_it_serves_a_moment_longer_and_no_more() {
         view = view.followed_by(Members::new(epoch, [member(1), member(2)], local, 8), now);
         assert!(view.former.len() <= FORMER);
     }
+}
+
+#[test]
+fn the_former_owner_of_a_key_is_the_one_that_went_or_the_one_that_a_new_node_takes_it_from() {
+    let start = Instant::now() + Duration::from_secs(100);
+    let at = |millis| start + Duration::from_millis(millis);
+    let local = member(1).gossip;
+    let views = |counts: &[u8]| {
+        let mut view = View::new(Members::new(1, [member(1)], local, 8), start);
+        for (epoch, &count) in (2..).zip(counts) {
+            view = view.followed_by(Members::new(epoch, (1..=count).map(member), local, 8), at(epoch));
+        }
+        view
+    };
+    // Of three members, the third went.
+    let view = views(&[3]).followed_by(Members::new(9, (1..=2).map(member), local, 8), at(60_000));
+    let three = Members::new(9, (1..=3).map(member), local, 8);
+    for key in (0..100).map(key).filter(|key| view.owner(key) == Owner::Local) {
+        let former = view.former_owner(&key, at(60_001));
+        let gone = matches!(three.owner(&key), Owner::Peer(other) if *other == member(3));
+        assert_eq!(former.as_ref().map(|it| (*it.member).clone()), gone.then(|| member(3)));
+        assert!(view.former_owner(&key, at(60_000) + PATIENCE).is_none());
+        let Some(former) = former else { continue };
+        let told = |name: &str, millis| former.is_told_by(&(name.to_owned(), at(millis)));
+        assert!(told("node-3", 59_500) && told("node-3", 60_100));
+        assert!(!told("node-3", 58_000) && !told("node-2", 60_100));
+    }
+    // This node joined two others, by and by: what it owns the second in rank had.
+    let view = views(&[2, 3]);
+    let others = Members::new(9, (2..=3).map(member), local, 8);
+    for key in (0..100).map(key).filter(|key| view.owner(key) == Owner::Local) {
+        let former = view.former_owner(&key, at(100)).unwrap();
+        assert_eq!(others.owner(&key), Owner::Peer(former.member));
+        assert!(view.former_owner(&key, former.until).is_none());
+    }
+    // Others joined this node, which has served by itself.
+    let view = View::new(Members::new(1, [member(1)], local, 8), start);
+    let view = view.followed_by(Members::new(2, (1..=2).map(member), local, 8), start + YOUTH);
+    assert!((0..100).map(key).all(|key| view.former_owner(&key, start + YOUTH).is_none()));
+}
+
+#[test]
+fn what_is_left_of_a_cluster_owns_everything_without_the_node_that_leaves() {
+    let view = Members::new(1, (1..=3).map(member), member(1).gossip, 8);
+    let rest = view.without_local(2).unwrap();
+    assert!(view.has_local() && !rest.has_local());
+    assert!((0..100).map(key).all(|key| match (view.owner(&key), rest.owner(&key)) {
+        (Owner::Local, Owner::Peer(_)) => true,
+        (before, after) => before == after,
+    }));
+    assert!(Members::new(1, [member(1)], member(1).gossip, 8).without_local(2).is_none(), "it has no heirs");
 }
 
 proptest! {

@@ -290,7 +290,11 @@ fn the_same_seed_is_the_same_history() {
 }
 
 fn together(size: usize) -> World {
-    let mut world = World::new(1, size);
+    together_by(1, size)
+}
+
+fn together_by(seed: u64, size: usize) -> World {
+    let mut world = World::new(seed, size);
     for number in 0..size {
         world.start(number, 0);
     }
@@ -338,14 +342,14 @@ fn the_sides_of_a_partition_find_each_other_again() {
 
 #[test]
 fn nobody_dies_of_a_tenth_of_the_datagrams_lost_or_of_200_ms_of_delay() {
-    for weather in
-        [Weather { loss: 0.1, ..FAIR }, Weather { delay_ms: (200, 200), ..FAIR }, Weather { duplicates: 1.0, ..FAIR }]
-    {
-        let mut world = together(3);
+    let weathers =
+        [Weather { loss: 0.1, ..FAIR }, Weather { delay_ms: (200, 200), ..FAIR }, Weather { duplicates: 1.0, ..FAIR }];
+    for (seed, weather) in (1..).zip(weathers.repeat(10)) {
+        let mut world = together_by(seed, 3);
         world.weather = weather;
         world.run(Duration::from_secs(60));
         let deaths = world.events.iter().filter(|(_, event)| matches!(event, Event::Gone(_))).count();
-        assert_eq!(deaths, 0, "{:?}", world.events);
+        assert_eq!(deaths, 0, "seed {seed}: {:?}", world.events);
     }
 }
 

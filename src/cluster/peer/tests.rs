@@ -36,7 +36,8 @@ where
     let listener = TcpListener::bind((HOME, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let member = Member { name: "one".into(), gossip: address, peer_port: address.port(), generation: 0 };
-    let (_, members) = watch::channel(Arc::new(View::new(Members::new(1, [member], address, 32))));
+    let (_, members) =
+        watch::channel(Arc::new(View::new(Members::new(1, [member], address, 32), std::time::Instant::now())));
     let (closing, closed) = watch::channel(false);
     let handle = move |request| {
         let answer = handle(request);
@@ -56,7 +57,7 @@ async fn entry(peers: Peers, to: SocketAddr) -> SocketAddr {
             let service = hyper::service::service_fn(move |request| {
                 let peers = peers.clone();
                 async move {
-                    Ok::<_, Infallible>(match peers.forward(to, request).await {
+                    Ok::<_, Infallible>(match peers.forward(to, request, 1).await {
                         Ok(dispatched) => dispatched.response.map(|body| body.map_err(|_| "broken").boxed()),
                         Err(error) => {
                             let text = format!("{:?}", error);

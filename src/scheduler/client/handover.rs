@@ -1,6 +1,7 @@
 //! A credential's state on its way to another node: what it was told, without a token, a path or an instant.
 //!
-//! Requests that are still under way here count as sent, so that both nodes together stay within what is known.
+//! Before it is told nothing more goes from here, and what is still under way counts as sent, so that both nodes together
+//! stay within what is known. What waits here goes to the new owner and is counted there.
 
 use std::time::{Duration, Instant};
 
@@ -25,24 +26,43 @@ pub struct ClientState {
 }
 
 impl Client {
+    /// Another node owns the credential from now on: nothing more goes from here.
+    pub fn seal(&mut self) {
+        self.place = Place::Moving;
+    }
+
+    /// Requests that are under way.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// What was known is told: whoever waits goes to the new owner.
+    pub fn let_go(&mut self) {
+        self.place = Place::Gone;
+        self.wake_everybody();
+    }
+
+    fn wake_everybody(&mut self) {
+        for (_, waiter) in &mut self.waiters {
+            self.wakes.extend(waiter.waker.take());
+        }
+    }
+
     /// What the next owner should know; nothing if there is nothing to know.
     pub fn pack(&mut self, now: Instant) -> Option<ClientState> {
         if self.next_seq == 0 && self.lanes.is_empty() {
             return None;
         }
-        let promised = self.waiters.iter().filter(|(_, waiter)| !waiter.ask.interaction).count();
         let mut places = HashMap::new();
         let mut lanes = Vec::with_capacity(self.lanes.len());
         for (id, lane) in &self.lanes {
             places.insert(id, u32::try_from(lanes.len()).ok()?);
-            let waiting = lane.line.as_ref().map_or(0, |line| line.len());
-            let promised = u32::try_from(waiting).unwrap_or(u32::MAX).saturating_add(lane.bucket.in_flight());
-            lanes.push((lane.key, lane.closed_by, lane.bucket.pack(now, promised)));
+            lanes.push((lane.key, lane.closed_by, lane.bucket.pack(now)));
         }
         let place = |lane| places.get(&lane).copied();
         Some(ClientState {
             validity: self.validity,
-            pacer: self.pacer.pack(now, u32::try_from(promised).unwrap_or(u32::MAX)),
+            pacer: self.pacer.pack(now),
             lanes,
             routes: self.routes.iter().filter_map(|(key, route)| Some((*key, route.pack(now, place)?))).collect(),
             profiles: self.profiles.iter().map(|(hash, profile)| (*hash, profile.pack(now))).collect(),
@@ -91,9 +111,7 @@ impl Client {
             }
         }
         self.give_room_back();
-        for (_, waiter) in &mut self.waiters {
-            self.wakes.extend(waiter.waker.take());
-        }
+        self.wake_everybody();
     }
 
     /// The bucket here that stands for the one at `place`.
@@ -208,6 +226,33 @@ mod tests {
         let now = bench.at(30);
         bench.client.leave(now, waiting);
         bench.client.unanswered(now, &under_way);
+    }
+
+    #[test]
+    fn while_a_credential_moves_all_wait_and_then_go_to_its_new_owner() {
+        let mut bench = Bench::with(50, true, Room::new(1000));
+        bench.call(0, write(1), answer(9, 5, 0, 30_000));
+        let under_way = bench.go(10, write(2));
+        let closed = bench.wait(20, write(1));
+        bench.client.seal();
+        assert_eq!(bench.client.in_flight(), 1);
+        let open = bench.wait(30, write(3));
+        for ticket in [closed, open] {
+            assert!(matches!(bench.poll(40, ticket), Step::At(_) | Step::Wait));
+        }
+        // A 429 of what is under way is tried again there.
+        let now = bench.at(50);
+        let again = bench.client.answered(now, &under_way, &refusal(status(429), 100), true).unwrap().unwrap();
+        assert!(matches!(bench.poll(200, again), Step::Wait));
+        assert_eq!(bench.client.in_flight(), 0);
+        assert!(bench.client.pack(bench.at(200)).is_some());
+        bench.client.let_go();
+        assert_eq!(bench.client.take_wakes().len(), 3, "each is told");
+        let late = bench.wait(210, write(4));
+        for ticket in [closed, open, again, late] {
+            assert!(matches!(bench.poll(210, ticket), Step::Move));
+        }
+        assert!(bench.client.is_quiet());
     }
 
     #[test]

@@ -136,6 +136,9 @@ impl Client {
 
     /// One waiting request's turn.
     pub(super) fn turn(&mut self, now: Instant, ticket: Ticket) -> Step {
+        if self.place == Place::Gone {
+            return Step::Move;
+        }
         let Waiter { seq, ask, deadline, .. } = self.waiters[ticket];
         let lane = self.routes.get(&ask.route).map_or(self.waiters[ticket].lane, |route| route.lane);
         if let Err(error) = self.check_validity(&ask).and_then(|()| self.check_cooldown(now, &ask, lane, deadline)) {
@@ -143,6 +146,9 @@ impl Client {
         }
         if now >= deadline {
             return Step::Refuse(ProxyError::QueueTimeout);
+        }
+        if self.place == Place::Moving {
+            return Step::Wait;
         }
         if let Some(until) = self.turn_held(now, ticket) {
             return until.map_or(Step::Wait, |until| Step::At(until.min(deadline)));

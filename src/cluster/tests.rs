@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use http::Method;
+
+use super::*;
+use crate::cluster::members::Members;
+use crate::cluster::tls::tests::{Ca, NOW};
+
+fn member(number: u8) -> Member {
+    let gossip = SocketAddr::from(([10, 0, 0, number], 7946));
+    Member { name: format!("node-{number}").into(), gossip, peer_port: 8443, generation: 0 }
+}
+
+fn membership(members: Members) -> (Membership, watch::Sender<Arc<View>>) {
+    let (publish, members) = watch::channel(Arc::new(View::new(members, Instant::now())));
+    let tls = tls::configure(&Ca::new().node("127.0.0.1"), [127, 0, 0, 1].into(), NOW).unwrap();
+    (Membership::new("node-1".into(), members, Peers::new(tls.client, None, Duration::from_secs(1))), publish)
+}
+
+#[test]
+fn a_remembered_owner_is_the_owner_and_is_forgotten_with_its_membership() {
+    let view = |epoch, count: u8| Members::new(epoch, (1..=count).map(member), member(1).gossip, 4);
+    let (membership, publish) = membership(view(1, 3));
+    let keys: Vec<Key> = (0..2_000u32)
+        .map(|number| {
+            let mut key = [0; 32];
+            key.copy_from_slice(digest(&SHA256, &number.to_le_bytes()).as_ref());
+            key
+        })
+        .collect();
+    for (epoch, count) in [(1, 3), (2, 4), (3, 2), (4, 5)] {
+        let expected = view(epoch, count);
+        publish.send_replace(Arc::new(View::new(view(epoch, count), Instant::now())));
+        for key in keys.iter().chain(&keys) {
+            assert_eq!(membership.owners.owner(key), expected.owner(key));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_not_for_long() {
+    let now = Instant::now();
+    let alone = View::new(Members::new(1, [member(1)], member(1).gossip, 4), now);
+    let joined = alone.followed_by(Members::new(2, [member(1), member(2)], member(1).gossip, 4), now);
+    let (membership, publish) = membership(Members::new(1, [member(1)], member(1).gossip, 4));
+    let key = (0..100).map(|byte| [byte; 32]).find(|key| joined.owner(key) == Owner::Local).unwrap();
+    publish.send_replace(Arc::new(joined));
+    let cluster = Cluster::Member(Arc::new(membership));
+    // It says nothing, as one that does not know how to.
+    assert!(matches!(cluster.way(&key, 1, false).await, Ok(Way::Here { unheard: true })));
+    assert!(now.elapsed() >= Duration::from_secs(1) && now.elapsed() < Duration::from_secs(5));
+    let Cluster::Member(membership) = &cluster else { panic!("a member") };
+    let now = Instant::now();
+    let alone = View::new(Members::new(3, [member(1)], member(1).gossip, 4), now);
+    let joined = alone.followed_by(Members::new(4, [member(1), member(2)], member(1).gossip, 4), now);
+    publish.send_replace(Arc::new(joined));
+    let speaking = async {
+        sleep(Duration::from_millis(50)).await;
+        membership.handed.send_modify(|handed| handed.push_front(("node-2".to_owned(), Instant::now())));
+    };
+    let (way, ()) = tokio::join!(cluster.way(&key, 1, false), speaking);
+    assert!(matches!(way, Ok(Way::Here { unheard: false })) && now.elapsed() < Duration::from_secs(1));
+    // A hop for what another node owns: it was never this one's.
+    let key = (0..100).map(|byte| [byte; 32]).find(|key| membership.owners.owner(key) != Owner::Local).unwrap();
+    publish.send_modify(|view| {
+        *view = Arc::new(View::new(Members::new(5, (1..=2).map(member), member(1).gossip, 4), now))
+    });
+    let refused = ProxyError::Unavailable(Reason::ClusterRouting);
+    assert_eq!(cluster.way(&key, 1, false).await.unwrap_err(), refused);
+    assert!(matches!(cluster.way(&key, 0, false).await, Ok(Way::There(_, 1))));
+    assert!(matches!(cluster.way(&key, 1, true).await, Ok(Way::There(_, 2))), "it waited here");
+    assert_eq!(cluster.way(&key, MAX_HOPS, true).await.unwrap_err(), refused);
+}
+
+#[test]
+fn only_unauthenticated_interactions_are_spread_by_what_they_are_for() {
+    let key_of = |authorization: Option<&[u8]>, path: &str| {
+        let route = Route::classify(&Method::POST, path, 0);
+        key(&Identity::from_authorization(authorization), &route, path)
+    };
+    let callback = |token: &str| format!("/api/v10/interactions/12345678901234567/{token}/callback");
+    let one = key_of(None, &callback("aW50ZXJhY3Rpb246one"));
+    assert_ne!(one, key_of(None, &callback("aW50ZXJhY3Rpb246two")));
+    assert_eq!(one, key_of(None, "/api/webhooks/12345678901234567/aW50ZXJhY3Rpb246one/messages/@original"));
+    assert_eq!(one, key_of(None, "/webhooks/12345678901234567/aW50ZXJhY3Rpb246on%65"));
+    let other = key_of(None, "/api/v10/gateway");
+    assert_eq!(other, key_of(Some(b"Basic eDp5"), "/api/v10/webhooks/12345678901234567/token"));
+    let bot = key_of(Some(b"Bot secret"), "/gateway");
+    assert_eq!(bot, key_of(Some(b"Bot secret"), &callback("aW50ZXJhY3Rpb246one")));
+    assert!(bot != other && bot != one && one != other);
+}

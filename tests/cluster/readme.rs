@@ -1,0 +1,54 @@
+//! The README's chapter on clusters, done as it says.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use fake_discord::FakeDiscord;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::unlimited;
+
+const README: &str = include_str!("../../README.md");
+
+/// The commands of a chapter, in order.
+fn commands(chapter: &str) -> String {
+    let text = README.split("\n## ").find(|text| text.starts_with(chapter)).unwrap();
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::disallowed_methods, reason = "where tools are is no setting of the proxy")]
+async fn its_commands_make_certificates_and_run_three_nodes() {
+    let tools = ["openssl", "curl"].map(|tool| std::process::Command::new(tool).arg("--version").output().is_ok());
+    if tools.contains(&false) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let discord = FakeDiscord::start(unlimited()).await;
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_nirn-proxy"));
+    // Addresses that no other run uses: the ports are the usual ones.
+    let network = format!("127.{}.50.", std::process::id() % 150 + 64);
+    let script = commands("Clusters").replace("127.0.0.", &network);
+    let mut shell = Command::new("sh");
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&folders).chain([binary.parent().unwrap().into()]);
+    let path = std::env::join_paths(folders).unwrap();
+    shell
+        .arg("-ec")
+        .arg(format!("trap 'trap : TERM; kill 0; wait' EXIT\n{script}"))
+        .current_dir(folder.path())
+        .env_clear()
+        .env("PATH", path)
+        .env("DISCORD_API_URL", discord.url())
+        .stdin(Stdio::null())
+        // The nodes end with their shell.
+        .process_group(0)
+        .kill_on_drop(true);
+    let output = timeout(Duration::from_secs(60), shell.output()).await.unwrap().unwrap();
+    let (told, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}\n{errors}");
+    assert_eq!(told.matches("nirn_proxy_cluster_members 3\n").count(), 3, "{told}\n{errors}");
+    assert_eq!(discord.counts().arrivals, 1, "{told}\n{errors}");
+}
