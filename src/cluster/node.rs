@@ -161,6 +161,9 @@ impl Node {
         self.forgive_stall(now);
         while self.timers.peek().is_some_and(|Reverse(pending)| pending.at <= now) {
             let Some(Reverse(pending)) = self.timers.pop() else { break };
+            if self.is_refuted(&pending.timer) {
+                continue;
+            }
             // An error means a probe that did not run its course: `foca` starts the next one all the same.
             self.foca.handle_timer(pending.timer, &mut self.effects).ok();
             self.settle(now);
@@ -227,6 +230,15 @@ impl Node {
             let moved = std::mem::take(&mut self.timers).into_iter();
             self.timers = moved.map(|Reverse(pending)| Reverse(Pending { at: pending.at + late, ..pending })).collect();
         }
+    }
+
+    /// Whether a timer ends a suspicion that its member has refuted: `foca` would let it live, and tell it that it is dead.
+    fn is_refuted(&self, timer: &foca::Timer<NodeId>) -> bool {
+        let foca::Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else { return false };
+        let suspected = |member: &foca::Member<NodeId>| {
+            member.id() == member_id && member.incarnation() == *incarnation && member.state() == State::Suspect
+        };
+        !self.foca.iter_members().any(suspected)
     }
 
     /// Looks for company: everybody who may be there until one accepts this node, then the seeds that are not among
@@ -368,7 +380,7 @@ fn settings() -> foca::Config {
         probe_rtt: Duration::from_millis(150),
         num_indirect_probes: count(3),
         max_transmissions: const { NonZeroU8::new(15).expect("not zero") },
-        suspect_to_down_after: Duration::from_millis(2_000),
+        suspect_to_down_after: Duration::from_millis(1_500),
         // Beyond an hour it is the seeds through which the sides of a partition find each other.
         remove_down_after: Some(Duration::from_secs(3_600)),
         max_packet_size: count(MAX_DATAGRAM - seal::OVERHEAD),
