@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
@@ -17,6 +18,11 @@ use tower_service::Service;
 use super::body::RequestBody;
 use super::connect::Connector;
 use super::{BUFFER_BYTES, IDLE_TIMEOUT, MAX_IDLE_CONNECTIONS};
+
+/// As many at rest are kept for [`IDLE_TIMEOUT`]. What a burst opened beyond them, 30 KiB each, goes after this long.
+const USUAL: usize = 64;
+const SURPLUS_TIMEOUT: Duration = Duration::from_secs(5);
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Why a request has no answer.
 pub(super) type Failure = Box<dyn Error + Send + Sync>;
@@ -147,16 +153,58 @@ impl Pool {
     }
 }
 
+impl Rest {
+    /// Takes out what has died or been at rest for too long.
+    fn age(&mut self, now: Instant) -> Vec<(Sender, Instant)> {
+        let older = |than: Duration| self.idle.partition_point(|(_, since)| now.duration_since(*since) > than);
+        let surplus = self.idle.len().saturating_sub(USUAL);
+        let gone = older(IDLE_TIMEOUT).max(older(SURPLUS_TIMEOUT).min(surplus));
+        let gone = self.idle.drain(..gone).collect();
+        self.idle.retain(|(sender, _)| !sender.is_closed());
+        gone
+    }
+}
+
 /// Closes what has been at rest for too long, until nothing is left.
 async fn sweep(shared: Weak<Shared>) {
     loop {
-        sleep(IDLE_TIMEOUT).await;
+        sleep(SWEEP_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
         let mut rest = shared.rest.lock();
-        rest.idle.retain(|(sender, since)| !sender.is_closed() && since.elapsed() <= IDLE_TIMEOUT);
-        if rest.idle.is_empty() {
-            rest.swept = false;
+        let gone = rest.age(Instant::now());
+        let done = rest.idle.is_empty();
+        rest.swept = !done;
+        drop(rest);
+        // Nobody waits for the lock while they are closed.
+        drop(gone);
+        if done {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper_util::rt::TokioIo;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_burst_opened_beyond_the_usual_is_closed_before_the_rest() {
+        let (start, soon) = (Instant::now(), Duration::from_millis(1));
+        let (mut rest, mut standing) = (Rest::default(), Vec::new());
+        for _ in 0..USUAL + 36 {
+            let (io, other) = tokio::io::duplex(64);
+            let (sender, connection) = Builder::new().handshake(TokioIo::new(io)).await.unwrap();
+            rest.idle.push((sender, start));
+            standing.push((connection, other));
+        }
+        assert_eq!(rest.age(start + SURPLUS_TIMEOUT).len(), 0);
+        assert_eq!(rest.age(start + SURPLUS_TIMEOUT + soon).len(), 36);
+        assert_eq!(rest.age(start + IDLE_TIMEOUT).len(), 0);
+        // The last one came to rest last, and dies.
+        standing.pop();
+        rest.age(start);
+        assert_eq!(rest.age(start + IDLE_TIMEOUT + soon).len(), USUAL - 1);
     }
 }
