@@ -86,8 +86,8 @@ pub struct Answer {
     /// When REQUEST_TIMEOUT ends for the body. Far away if the answer came before the upload's end: then the upload is
     /// bounded by its progress, and the whole by the caller's own deadline.
     pub body_deadline: Instant,
-    /// Whether its connection was opened for it, so that it went out later than it was handed over.
-    pub connected: bool,
+    /// Whether it had to wait for a connection, so that it went out later than it was handed over.
+    pub waited: bool,
 }
 
 /// Why an attempt had no answer.
@@ -131,12 +131,12 @@ impl Upstream {
         let started = Instant::now();
         let clock = attempt::Clock::start(target.request_timeout, request.body_mut(), started);
         let (sent, clock) = clock.bound(connections.send(request, started)).await?;
-        let (response, connected) = sent.map_err(|error| clock.explain(&*error))?;
+        let (response, waited) = sent.map_err(|error| clock.explain(&*error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(SendError::Failed { message: "the answer switches protocols without being asked to".into() });
         }
         let body_deadline = clock.answered();
-        Ok(Answer { response, body_deadline, connected })
+        Ok(Answer { response, body_deadline, waited })
     }
 }
 
@@ -159,7 +159,7 @@ fn any(connector: Connector) -> Connections {
 }
 
 impl Connections {
-    /// Sends a request, and says whether its connection was opened for it, after it was `handed` over.
+    /// Sends a request, and says whether it had to wait for a connection, after it was `handed` over.
     async fn send(
         &self,
         request: Request<RequestBody>,
@@ -170,8 +170,8 @@ impl Connections {
             Self::Any(client) => {
                 let response = client.request(request).await?;
                 let opened = response.extensions().get::<connect::Opened>();
-                let connected = opened.is_some_and(|opened| opened.0 >= handed);
-                Ok((response, connected))
+                let waited = opened.is_some_and(|opened| opened.0 >= handed);
+                Ok((response, waited))
             }
         }
     }

@@ -13,7 +13,13 @@ use std::time::Duration;
 
 use fake_discord::{Arrival, FakeDiscord, Reply, Rule, Script};
 use serde_json::json;
+use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+/// One test at a time: interpreters that start take all of a small machine.
+static MACHINE: Mutex<()> = Mutex::const_new(());
 
 const TOKEN: &str = "MTAwMDAwMDAwMDAwMDAwMDAx.Gcompat.the-token-that-discord-knows";
 const WRONG_TOKEN: &str = "MTAwMDAwMDAwMDAwMDAwMDAy.Gcompat.a-token-that-discord-does-not-know";
@@ -156,7 +162,7 @@ fn client(interpreter: &Path, script: &Path, api: &str) -> Command {
 }
 
 async fn finished(child: Child) -> Output {
-    let output = tokio::time::timeout(Duration::from_secs(180), child.wait_with_output()).await;
+    let output = timeout(Duration::from_secs(180), child.wait_with_output()).await;
     let output = output.expect("a client finishes in time").unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "a client failed:\n{out}{err}");
@@ -165,6 +171,7 @@ async fn finished(child: Child) -> Output {
 
 /// Everything a library can do, and what of it reached Discord.
 async fn library(interpreter: &Path, script: &Path) {
+    let _alone = MACHINE.lock().await;
     let discord = discord().await;
     let proxy = Proxy::start(&discord, &[]).await;
     let hasty = Proxy::start(&discord, &[("QUEUE_TIMEOUT", "2000"), ("REQUEST_TIMEOUT", "1800")]).await;
@@ -206,24 +213,32 @@ async fn discord_py_works_through_the_proxy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_processes_share_one_token_without_a_429() {
     let (Some(folder), Some(interpreter)) = (node(), python()) else { return };
+    let _alone = MACHINE.lock().await;
     let discord = discord().await;
     let proxy = Proxy::start(&discord, &[]).await;
-    let processes: Vec<Child> = (0..8)
+    let mut processes: Vec<Child> = (0..8)
         .map(|number| {
             let mut command = match number % 2 {
                 0 => client(Path::new("node"), &folder.join("storm.mjs"), &proxy.api),
                 _ => client(interpreter, &clients().join("storm.py"), &proxy.api),
             };
-            command.env("NIRN_PROCESS", number.to_string()).spawn().unwrap()
+            command.env("NIRN_PROCESS", number.to_string()).stdin(Stdio::piped()).spawn().unwrap()
         })
         .collect();
+    // The interpreters' start keeps the machine busy for seconds: what is asked here is what the proxy does afterwards.
+    for process in &mut processes {
+        let mut ready = [0; "ready\n".len()];
+        let told = process.stdout.as_mut().unwrap().read_exact(&mut ready);
+        timeout(Duration::from_secs(120), told).await.expect("a client starts in time").unwrap();
+    }
+    for process in &mut processes {
+        drop(process.stdin.take());
+    }
     for process in processes {
         finished(process).await;
     }
     let counts = discord.counts();
-    // What was paced may still arrive in a clump on a machine that stalls, which is the network's doing and not a bucket's.
-    let limited = counts.limited() - counts.verdict("global_limited");
-    assert_eq!((limited, counts.status(0)), (0, 0), "{}", counts.to_json());
+    assert_eq!((counts.limited(), counts.status(0)), (0, 0), "{}", counts.to_json());
     let messages = discord.arrivals_at("POST", "/channels/{}/messages");
     let shared = discord.arrivals_at("POST", &format!("/channels/{SHARED_CHANNEL}/messages"));
     let allowed = |arrivals: &[Arrival]| arrivals.iter().filter(|arrival| arrival.status == 200).count();

@@ -86,14 +86,14 @@ pub(super) async fn run(
     let copy = (*outgoing.parts).clone();
     let request = Request::from_parts(std::mem::replace(&mut *outgoing.parts, copy), body);
     let started = Instant::now();
-    let Answer { response, body_deadline, connected } = match upstream.send(request).await {
+    let Answer { response, body_deadline, waited } = match upstream.send(request).await {
         Ok(answer) => answer,
         Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
         Err(SendError::Body(error)) => return Outcome::Failed(of_body(error)),
         Err(SendError::Failed { message }) => return Outcome::Failed(ProxyError::Upstream(message)),
     };
-    if connected {
-        permit.connected();
+    if waited {
+        permit.waited();
     }
     let deadline = body_deadline.min(outgoing.deadline);
     let signal = Signal::read(response.status(), response.headers());

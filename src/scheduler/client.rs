@@ -137,8 +137,8 @@ pub struct Grant {
     extras: Option<Box<[LaneId]>>,
     sent_at: Instant,
     judges: bool,
-    /// Its connection was opened for it.
-    pub connected: bool,
+    /// It had to wait for a connection.
+    pub waited: bool,
 }
 
 /// What a request should do now.
@@ -319,7 +319,7 @@ impl Client {
     ) -> Option<Result<Ticket, ProxyError>> {
         self.landed(now, grant);
         if !grant.ask.interaction {
-            self.pacer.answered(grant.sent_at, now, grant.connected);
+            self.pacer.answered(grant.sent_at, now, grant.waited);
         }
         self.judge(grant, signal);
         if signal.refused() && signal.global {

@@ -149,9 +149,9 @@ impl Permit {
     }
 
     /// The request had to wait for its connection after the permit was given.
-    pub fn connected(&mut self) {
+    pub fn waited(&mut self) {
         if let Some(grant) = &mut self.grant {
-            grant.connected = true;
+            grant.waited = true;
         }
     }
 

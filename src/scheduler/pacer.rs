@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 const SECOND: Duration = Duration::from_secs(1);
 const BASE_MARGIN: Duration = Duration::from_millis(1);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
-const WIDEN_BY: Duration = Duration::from_millis(27);
+/// Two disagreements are enough where the network's jitter reaches 80 ms.
+const WIDEN_BY: Duration = Duration::from_millis(41);
 /// A request counts from this long after its claim at the latest: beyond it Discord works, and no connection is opened.
 const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
@@ -215,12 +216,12 @@ impl Pacer {
         self.blocked_until
     }
 
-    /// What was claimed at `claimed` has been answered. One whose connection had to be opened first arrived at Discord
-    /// later than its claim, and the next second's, over connections that are open, will not. So it counts from the
+    /// What was claimed at `claimed` has been answered. One that `waited` for a connection arrived at Discord later than
+    /// its claim, and the next second's, over connections that are open, will not. So it counts from the
     /// latest moment that the quickest way there and back leaves room for.
-    pub fn answered(&mut self, claimed: Instant, now: Instant, connected: bool) {
+    pub fn answered(&mut self, claimed: Instant, now: Instant, waited: bool) {
         let took = claimed.elapsed_at(now);
-        if !connected {
+        if !waited {
             self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
             return;
         }

@@ -57,19 +57,23 @@ impl Pool {
         Self { shared: Arc::new(Shared { connector, upstream, rest: Mutex::default(), freed: Notify::new() }) }
     }
 
-    /// Sends a request, whose target is final, once; and says whether its connection was opened for it. Dropping the
-    /// future closes the connection, unless the answer had come.
+    /// Sends a request, whose target is final, once; and says whether it had to wait for a connection. Dropping the future
+    /// closes the connection, unless the answer had come.
     pub(super) async fn send(&self, mut request: Request<RequestBody>) -> Result<(Response<Incoming>, bool), Failure> {
+        let mut waited = false;
         loop {
             let (mut sender, opened) = match self.take() {
                 Some(sender) => (sender, false),
-                // boxed, so that the usual way takes no room for it
-                None => Box::pin(self.open()).await?,
+                None => {
+                    waited = true;
+                    // boxed, so that the usual way takes no room for it
+                    Box::pin(self.open()).await?
+                }
             };
             match sender.try_send_request(request).await {
                 Ok(response) => {
                     self.give_back(sender);
-                    return Ok((response, opened));
+                    return Ok((response, waited));
                 }
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if !opened => request = unsent,

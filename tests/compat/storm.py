@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 import discord
 from discord.http import handle_message_parameters
@@ -17,6 +18,10 @@ async def main():
     async def send(channel, content):
         with handle_message_parameters(content=content) as params:
             await bot.http.send_message(channel, params=params)
+
+    # Until all of the bot's processes have started.
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
 
     await asyncio.gather(*(send(210000000000000000 + PROCESS * 1000 + index, "to my own") for index in range(100)))
     await asyncio.gather(*(send(220000000000000000, "to all of us") for _ in range(4)))

@@ -117,7 +117,7 @@ impl Client {
             (!extras.is_empty()).then_some(extras)
         });
         let judges = self.validity == Validity::Unjudged && !ask.path_token;
-        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, connected: false };
+        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, waited: false };
         for lane in grant.lanes() {
             self.lanes[lane].bucket.sent(ask.class);
         }
