@@ -67,9 +67,19 @@ struct Segment<'a> {
     word: Option<&'a str>,
 }
 
+/// The segments of a path that are not empty, without the `/api` and `/api/v<digits>` before them.
+#[derive(Clone, Copy)]
+struct Segments<'a> {
+    /// Starts with a segment.
+    rest: &'a str,
+    /// Whether anything in the path is percent-encoded.
+    encoded: bool,
+}
+
 /// What the pass over the segments has seen.
 struct Seen<'a> {
     template: String,
+    label: label::Key,
     segments: usize,
     resource: Resource,
     /// The second segment, if it is an identifier.
@@ -77,8 +87,6 @@ struct Seen<'a> {
     /// The third segment of webhooks and interactions.
     token: Option<Cow<'a, [u8]>>,
     third_is_messages: bool,
-    /// The fourth segment, if it is a message's identifier.
-    message: Option<Cow<'a, [u8]>>,
     /// The fourth segment is `callback`.
     callback: bool,
     /// Segments to go until one that is a token, as they are counted from a word that announces one.
@@ -89,22 +97,15 @@ impl Route {
     /// Classifies any method and raw path (without the query), at a time in Unix milliseconds.
     pub fn classify(method: &Method, path: &str, unix_ms: u64) -> Self {
         let mut seen = Seen::new(path.len());
-        for segment in segments(path) {
-            if !seen.push(segment, method) {
+        let mut rest = Segments::of(path);
+        while let Some(segment) = rest.next() {
+            if !seen.push(segment, rest.is_empty(), method, unix_ms) {
                 break;
             }
         }
-        let Seen { mut template, segments, resource, id, token, callback, message, .. } = seen;
+        let Seen { mut template, label, segments, resource, id, token, callback, .. } = seen;
         if template.is_empty() {
             template.push('/');
-        }
-        if let Some(message) = message
-            && resource == Resource::Channels
-            && segments == 4
-            && *method == Method::DELETE
-        {
-            template.truncate(template.len() - 1);
-            template.push_str(age(&message, unix_ms));
         }
         let interaction = match (resource, &id, &token) {
             (Resource::Interactions, Some(_), Some(_)) => callback && segments == 4,
@@ -124,7 +125,7 @@ impl Route {
             key,
             major,
             provisional: if interaction { major } else { key },
-            label_key: label::key(&template),
+            label_key: label.finish(),
             template,
             interaction,
             path_token: interaction || (resource == Resource::Webhooks && id.is_some() && token.is_some()),
@@ -140,7 +141,7 @@ impl Route {
 
 /// The token in the path of a request that [`Route::interaction`] is true for.
 pub fn interaction_token(path: &str) -> Option<Cow<'_, [u8]>> {
-    segments(path).nth(2).map(|segment| segment.bytes)
+    Segments::of(path).nth(2).map(|segment| segment.bytes)
 }
 
 impl<'a> Segment<'a> {
@@ -152,28 +153,62 @@ impl<'a> Segment<'a> {
     }
 }
 
+impl<'a> Segments<'a> {
+    fn of(path: &'a str) -> Self {
+        // one look at the whole path spares each segment its own
+        let encoded = memchr(b'%', path.as_bytes()).is_some();
+        let mut segments = Self { rest: without_slashes(path), encoded };
+        let mut after = segments;
+        if after.next().is_some_and(|first| *first.bytes == *b"api") {
+            segments = after;
+            if after.next().is_some_and(|second| is_version(&second.bytes)) {
+                segments = after;
+            }
+        }
+        segments
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+}
+
+impl<'a> Iterator for Segments<'a> {
+    type Item = Segment<'a>;
+
+    fn next(&mut self) -> Option<Segment<'a>> {
+        if self.is_empty() {
+            return None;
+        }
+        // segments are short: calling anything cleverer costs more than it finds
+        let length = self.rest.bytes().position(|byte| byte == b'/').unwrap_or(self.rest.len());
+        let (raw, after) = self.rest.split_at(length);
+        self.rest = without_slashes(after);
+        Some(Segment::new(raw, self.encoded))
+    }
+}
+
 impl<'a> Seen<'a> {
     fn new(length: usize) -> Self {
         Self {
             // the longest thing a segment becomes is `!modify` for `reactions`' rest
             template: String::with_capacity(length + 8),
+            label: label::Key::new(),
             segments: 0,
             resource: Resource::Other,
             id: None,
             token: None,
             third_is_messages: false,
-            message: None,
             callback: false,
             token_in: None,
         }
     }
 
     /// Takes the next segment, and says whether the ones after it matter.
-    fn push(&mut self, segment: Segment<'a>, method: &Method) -> bool {
+    fn push(&mut self, segment: Segment<'a>, is_last: bool, method: &Method, unix_ms: u64) -> bool {
         let Segment { word, bytes: segment } = segment;
         let index = self.segments;
         self.segments += 1;
-        self.template.push('/');
         let is_token = self.token_in == Some(0);
         self.token_in = match &*segment {
             // wherever they stand, so that an unusual prefix does not bring a token into a template
@@ -185,7 +220,13 @@ impl<'a> Seen<'a> {
             self.resource = Resource::of(&segment);
         } else if self.resource == Resource::Channels && index >= 2 && *segment == *b"reactions" {
             let modifies = matches!(*method, Method::PUT | Method::DELETE);
-            self.template.push_str(if modifies { "reactions/!modify" } else { "reactions/!/!" });
+            self.add("reactions");
+            if modifies {
+                self.add("!modify");
+            } else {
+                self.add("!");
+                self.add("!");
+            }
             return false;
         }
         match index {
@@ -193,21 +234,29 @@ impl<'a> Seen<'a> {
             3 => self.callback = *segment == *b"callback",
             _ => {}
         }
-        let masked = match (index, self.resource) {
-            _ if is_token => true,
-            (1, Resource::Users) => *segment != *b"@me",
-            (1, Resource::Invites) => true,
-            (0 | 1, _) => false,
-            _ => identifier,
+        let is_message = index == 3 && identifier && self.third_is_messages;
+        let shown = match (index, self.resource) {
+            (_, Resource::Channels) if is_message && is_last && *method == Method::DELETE => age(&segment, unix_ms),
+            _ if is_token => "!",
+            (1, Resource::Users) if *segment != *b"@me" => "!",
+            (1, Resource::Invites) => "!",
+            (2.., _) if identifier => "!",
+            _ => word.unwrap_or_else(|| self::word(&segment)),
         };
-        self.template.push_str(if masked { "!" } else { word.unwrap_or_else(|| self::word(&segment)) });
+        self.add(shown);
         match index {
             1 if identifier => self.id = Some(segment),
             2 if matches!(self.resource, Resource::Webhooks | Resource::Interactions) => self.token = Some(segment),
-            3 if identifier && self.third_is_messages => self.message = Some(segment),
             _ => {}
         }
         true
+    }
+
+    /// Adds a segment to the template, and to its label's key.
+    fn add(&mut self, shown: &str) {
+        self.template.push('/');
+        self.template.push_str(shown);
+        self.label.push(shown);
     }
 }
 
@@ -225,32 +274,12 @@ impl Resource {
     }
 }
 
-/// The decoded segments of a path that are not empty, without the `/api` and `/api/v<digits>` before them.
-fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
-    // one look at the whole path spares each segment its own
-    let encoded = memchr(b'%', path.as_bytes()).is_some();
-    let mut segments = pieces(path).map(move |raw| Segment::new(raw, encoded));
-    let mut first = segments.next();
-    if first.as_ref().is_some_and(|first| *first.bytes == *b"api") {
-        first = segments.next();
-        if first.as_ref().is_some_and(|first| is_version(&first.bytes)) {
-            first = segments.next();
-        }
+/// A path from its first segment on.
+fn without_slashes(mut path: &str) -> &str {
+    while let Some(rest) = path.strip_prefix('/') {
+        path = rest;
     }
-    first.into_iter().chain(segments)
-}
-
-/// What stands between slashes, if it is not empty.
-fn pieces(path: &str) -> impl Iterator<Item = &str> {
-    let mut rest = path;
-    std::iter::from_fn(move || {
-        let start = rest.bytes().position(|byte| byte != b'/')?;
-        rest = &rest[start..];
-        // pieces are short: calling anything cleverer costs more than it finds
-        let (piece, after) = rest.split_at(rest.bytes().position(|byte| byte == b'/').unwrap_or(rest.len()));
-        rest = after;
-        Some(piece)
-    })
+    path
 }
 
 fn is_version(segment: &[u8]) -> bool {
@@ -259,7 +288,8 @@ fn is_version(segment: &[u8]) -> bool {
 
 /// Discord's identifiers are snowflakes: 17 to 20 digits.
 fn is_identifier(segment: &[u8]) -> bool {
-    (17..=20).contains(&segment.len()) && segment.iter().all(u8::is_ascii_digit)
+    // all of them at once, as far as the processor can, and not up to the first that is none
+    (17..=20).contains(&segment.len()) && segment.iter().fold(true, |all, byte| all & byte.is_ascii_digit())
 }
 
 /// A segment as it stands in a template. What could be taken for something else there (more than one segment, text that

@@ -1,9 +1,9 @@
 //! Keys: 128 bits under hashes whose keys no client knows, so that none can aim at another's.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-use ahash::RandomState;
+use ahash::{AHasher, RandomState};
 
 use crate::agreed;
 
@@ -13,7 +13,7 @@ pub(super) fn of(namespace: &[u8], parts: &[&[u8]]) -> u128 {
 }
 
 /// A hasher for labels, which takes them piece by piece and means something in this process only.
-pub(super) fn hasher() -> impl Hasher {
+pub(super) fn hasher() -> AHasher {
     static STATE: OnceLock<RandomState> = OnceLock::new();
     STATE.get_or_init(RandomState::new).build_hasher()
 }

@@ -5,6 +5,8 @@
 
 use std::hash::Hasher;
 
+use ahash::AHasher;
+
 use super::key;
 
 /// Bytes in a label at most.
@@ -19,7 +21,8 @@ const MARKS: [&str; 4] = ["!", "!modify", "!old", "!new"];
 /// The label of a template.
 pub(super) fn of(template: &str) -> String {
     let mut label = String::with_capacity(template.len().min(MAX_LABEL));
-    for segment in segments(template) {
+    let mut place = Place::first();
+    for segment in template.split('/').filter(|segment| !segment.is_empty()).map_while(|segment| place.show(segment)) {
         label.push('/');
         label.push_str(segment);
     }
@@ -29,39 +32,69 @@ pub(super) fn of(template: &str) -> String {
     label
 }
 
-/// The hash of a template's label.
-pub(super) fn key(template: &str) -> u64 {
-    let mut hasher = key::hasher();
-    for segment in segments(template) {
-        hasher.write(segment.as_bytes());
-        hasher.write_u8(b'/');
+/// The hash of a template's label, made while the template is.
+pub(super) struct Key {
+    place: Place,
+    hasher: AHasher,
+}
+
+impl Key {
+    pub(super) fn new() -> Self {
+        Self { place: Place::first(), hasher: key::hasher() }
     }
-    hasher.finish()
-}
 
-/// The segments of a label, as many as fit.
-fn segments(template: &str) -> impl Iterator<Item = &str> {
-    let (mut resource, mut chosen, mut room) = ("", 0_u8, MAX_LABEL);
-    super::pieces(template).enumerate().map_while(move |(index, segment)| {
-        if index == 0 {
-            resource = segment;
+    /// Takes the template's next segment.
+    pub(super) fn push(&mut self, segment: &str) {
+        if let Some(shown) = self.place.show(segment) {
+            self.hasher.write(shown.as_bytes());
+            self.hasher.write_u8(b'/');
         }
-        let is_chosen = chosen > 0 || index == 1 && !is_second_word(resource, segment);
-        chosen = if is_chosen { chosen.saturating_sub(1) } else { chosen_after(index, segment) };
-        let shown = if MARKS.contains(&segment) || !is_chosen && is_word(segment) { segment } else { "!" };
-        room = room.checked_sub(1 + shown.len())?;
-        Some(shown)
-    })
+    }
+
+    pub(super) fn finish(&self) -> u64 {
+        self.hasher.finish()
+    }
 }
 
-/// Whether a first resource's second segment can be a route word.
-fn is_second_word(resource: &str, segment: &str) -> bool {
+/// Where in a template the next segment stands, as far as its label depends on it.
+struct Place {
+    index: usize,
+    /// The only route word that can come second, if not all can. Empty if none can.
+    second: Option<&'static str>,
+    /// How many segments from here are no route words.
+    chosen: u8,
+    /// Bytes that are left in the label.
+    room: usize,
+}
+
+impl Place {
+    fn first() -> Self {
+        Self { index: 0, second: None, chosen: 0, room: MAX_LABEL }
+    }
+
+    /// The next segment as it stands in a label, or nothing from the first on that does not fit.
+    fn show<'a>(&mut self, segment: &'a str) -> Option<&'a str> {
+        let is_chosen = self.chosen > 0 || self.index == 1 && self.second.is_some_and(|only| segment != only);
+        self.chosen = if is_chosen { self.chosen.saturating_sub(1) } else { chosen_after(self.index, segment) };
+        if self.index == 0 {
+            self.second = second_word(segment);
+        }
+        self.index += 1;
+        let shown = if MARKS.contains(&segment) || !is_chosen && is_word(segment) { segment } else { "!" };
+        let room = self.room.checked_sub(1 + shown.len());
+        self.room = room.unwrap_or(0);
+        room.map(|_| shown)
+    }
+}
+
+/// The only route word that can come after a first resource, if not all can. Empty if none can.
+fn second_word(resource: &str) -> Option<&'static str> {
     match resource {
-        "users" | "applications" => segment == "@me",
-        "guilds" => segment == "templates",
-        "channels" | "webhooks" | "interactions" | "invites" | "invite" | "lobbies" | "skus" | "stickers" => false,
-        "sticker-packs" | "stage-instances" | "teams" | "games" | "gifts" => false,
-        _ => true,
+        "users" | "applications" => Some("@me"),
+        "guilds" => Some("templates"),
+        "channels" | "webhooks" | "interactions" | "invites" | "invite" | "lobbies" | "skus" | "stickers" => Some(""),
+        "sticker-packs" | "stage-instances" | "teams" | "games" | "gifts" => Some(""),
+        _ => None,
     }
 }
 
@@ -83,6 +116,6 @@ fn is_word(segment: &str) -> bool {
     let name = segment.strip_prefix('@').unwrap_or(segment);
     let word = name.len() <= MAX_WORD
         && name.starts_with(|letter: char| letter.is_ascii_lowercase())
-        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'-' | b'_'));
+        && name.bytes().fold(true, |all, byte| all & matches!(byte, b'a'..=b'z' | b'-' | b'_'));
     word || ODD_WORDS.contains(&segment)
 }

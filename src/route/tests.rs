@@ -284,6 +284,7 @@ proptest! {
         let label = route.label();
         prop_assert!(label.len() <= 512 && label.starts_with('/'));
         prop_assert!(label.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'2' | b'!' | b'/' | b'-' | b'_' | b'@' | b'.')));
+        prop_assert_eq!(Route::classify(&method, &format!("/api/v1{label}"), now).label_key, route.label_key, "{}", label);
         prop_assert_ne!(route.key, 0);
         prop_assert_eq!(route.provisional == route.key, !route.interaction);
     }
