@@ -13,12 +13,12 @@ pub(crate) const LOAD_CORE: &str = "1";
 pub(crate) const PROXY_CORE: &str = "0";
 /// What the bots' token starts with: the base64 of the ID below.
 pub(crate) const TOKEN: &str = "MTIzNDU2Nzg5MDEyMzQ1Njc4.bench.bench";
-const BOT_ID: &str = "123456789012345678";
+pub(crate) const BOT_ID: &str = "123456789012345678";
 
 /// A process that is stopped when dropped.
-struct Process {
+pub(crate) struct Process {
     child: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     folder: Option<PathBuf>,
 }
 
@@ -65,6 +65,11 @@ impl Process {
         }
         process
     }
+
+    /// The root that its certificate is checked against, if it has one.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.iter().collect::<PathBuf>().join("cert.pem")
+    }
 }
 
 impl Drop for Process {
@@ -99,10 +104,8 @@ impl Upstream {
         format!("{scheme}://{}", self.process.address)
     }
 
-    /// The root that its certificate is checked against.
     fn root(&self) -> Option<PathBuf> {
-        let folder = self.process.folder.as_ref().filter(|_| self.way != Way::Plain)?;
-        Some(folder.join("cert.pem"))
+        Some(self.process.root()).filter(|_| self.way != Way::Plain)
     }
 }
 
@@ -173,7 +176,8 @@ impl Proxy {
     }
 }
 
-fn nginx(server: &str, core: &str, way: Way) -> Process {
+/// With the rest of its `server` block.
+pub(crate) fn nginx(server: &str, core: &str, way: Way) -> Process {
     let port = free_port();
     let folder = std::env::temp_dir().join(format!("nirn-bench-{port}"));
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
