@@ -187,6 +187,10 @@ impl Pacer {
         if self.count >= self.limit {
             let free = self.sends.front().map_or(now, |(at, _)| *at + window);
             let slot = self.spread.get_or_insert(free);
+            if *slot + spacing < free {
+                // It could not be taken, so it is not one that nobody wanted.
+                *slot = free;
+            }
             return Err(free.max(*slot));
         }
         if let Some(slot) = self.spread.filter(|slot| *slot > now) {

@@ -60,6 +60,17 @@ fn an_idle_credential_sends_its_limit_at_once_and_then_evenly() {
 }
 
 #[test]
+fn what_the_limit_held_back_is_spread_too() {
+    let (mut pacer, start) = seasoned(50);
+    drain(&mut pacer, start, 8, Duration::ZERO);
+    let burst = start + Duration::from_millis(630);
+    drain(&mut pacer, burst, 42, Duration::ZERO);
+    // The first eight come free long before the others, which must not go as the burst they were.
+    let sent = drain(&mut pacer, burst, 150, Duration::ZERO);
+    assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_millis(19)));
+}
+
+#[test]
 fn late_timers_do_not_add_up() {
     let (mut pacer, now) = seasoned(50);
     let sent = drain(&mut pacer, now, 3200, Duration::from_millis(1));
