@@ -14,7 +14,7 @@ use self::attempt::{Outcome, Outgoing, Reservation, RunOn};
 use self::budget::Budget;
 use self::client::Ask;
 use self::clients::{Clients, Departing};
-use self::gate::{Permit, Turn};
+use self::gate::{Pass, Turn};
 use self::handover::Handover;
 use self::replay::{Kept, Vault};
 use crate::config::Scheduling;
@@ -91,18 +91,16 @@ pub enum Fate {
 }
 
 /// A request that another owner is to bring to Discord.
-pub struct Moved(Outgoing);
+pub struct Moved {
+    outgoing: Outgoing,
+    ask: Ask,
+}
 
 impl Moved {
-    /// Its head.
-    pub fn parts(&self) -> &Parts {
-        &self.0.parts
-    }
-
     /// The request as it came in; none if its body cannot be had again.
     pub fn into_request(mut self) -> Option<Request<RequestBody>> {
-        let body = self.0.body.attempt()?;
-        Some(Request::from_parts(*self.0.parts, body))
+        let body = self.outgoing.body.attempt()?;
+        Some(Request::from_parts(*self.outgoing.parts, body))
     }
 }
 
@@ -152,8 +150,8 @@ impl Scheduler {
             // On the heap, so that requests without a body keep no room for it.
             Box::pin(taken).await.map_err(|_| ProxyError::QueueTimeout)??
         };
-        let permit = match shared.clients.enter(&gate, ask, deadline.into_std())? {
-            Turn::Has(permit) => Some(permit),
+        let pass = match shared.clients.enter(&gate, ask, deadline.into_std())? {
+            Turn::Has(permit) => Pass::Go(permit),
             Turn::Waits(waiting) => waiting.await?,
         };
         let outgoing = Outgoing {
@@ -165,35 +163,36 @@ impl Scheduler {
             metrics,
             attempts: 0,
         };
-        self.attempt(outgoing, permit).await
+        self.attempt(outgoing, pass).await
     }
 
     /// Brings a request to Discord that [`Scheduler::dispatch`] gave back: this node is its owner after all.
-    pub async fn resume(&self, moved: Box<Moved>, identity: &Identity, ask: Ask) -> Result<Fate, ProxyError> {
+    pub async fn resume(&self, moved: Box<Moved>, identity: &Identity) -> Result<Fate, ProxyError> {
+        let Moved { outgoing, ask } = *moved;
         let gate = self.shared.clients.gate(identity, ask.interaction)?;
-        let permit = match self.shared.clients.enter(&gate, ask, moved.0.deadline.into_std())? {
-            Turn::Has(permit) => Some(permit),
+        let pass = match self.shared.clients.enter(&gate, ask, outgoing.deadline.into_std())? {
+            Turn::Has(permit) => Pass::Go(permit),
             Turn::Waits(waiting) => waiting.await?,
         };
-        self.attempt(moved.0, permit).await
+        self.attempt(outgoing, pass).await
     }
 
-    /// Attempts for as long as there are permits for them.
-    fn attempt(
-        &self,
-        mut outgoing: Outgoing,
-        mut permit: Option<Permit>,
-    ) -> impl Future<Output = Result<Fate, ProxyError>> + Send {
+    /// Attempts for as long as it may.
+    fn attempt(&self, mut outgoing: Outgoing, mut pass: Pass) -> impl Future<Output = Result<Fate, ProxyError>> + Send {
         let (shared, deadline) = (&*self.shared, outgoing.deadline);
         // An upload renews REQUEST_TIMEOUT with its progress.
         let uploads = !outgoing.body.is_empty();
         async move {
-            while let Some(granted) = permit {
+            loop {
+                let permit = match pass {
+                    Pass::Go(permit) => permit,
+                    Pass::Move(ask) => return Ok(Fate::Moved(Box::new(Moved { outgoing, ask }))),
+                };
                 let Some(reservation) = Reservation::take(&shared.budget) else {
-                    granted.unsent();
+                    permit.unsent();
                     return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
                 };
-                let attempt = attempt::run(shared.upstream.clone(), outgoing, granted, reservation);
+                let attempt = attempt::run(shared.upstream.clone(), outgoing, permit, reservation);
                 let attempt = RunOn(Some(Box::pin(attempt)));
                 // An attempt that its own REQUEST_TIMEOUT ends before the deadline needs no second timer.
                 let outcome = if !uploads && Instant::now() + shared.request_timeout <= deadline {
@@ -206,11 +205,10 @@ impl Scheduler {
                     Outcome::Failed(error) => return Err(error),
                     Outcome::Again(again, waiting) => {
                         outgoing = again;
-                        permit = waiting.await?;
+                        pass = waiting.await?;
                     }
                 }
             }
-            Ok(Fate::Moved(Box::new(Moved(outgoing))))
         }
     }
 

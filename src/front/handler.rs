@@ -210,15 +210,10 @@ impl Handler {
     ) -> Result<Dispatched, ProxyError> {
         loop {
             match self.cluster.way(key, hops, true).await? {
-                Way::Here { .. } => {
-                    let parts = moved.parts();
-                    let route = Route::classify(&parts.method, parts.uri.path(), clock::unix_ms());
-                    let ask = Ask::new(&parts.method, &route);
-                    match self.scheduler.resume(moved, identity, ask).await? {
-                        Fate::Answered(dispatched) => return Ok(dispatched),
-                        Fate::Moved(again) => moved = again,
-                    }
-                }
+                Way::Here { .. } => match self.scheduler.resume(moved, identity).await? {
+                    Fate::Answered(dispatched) => return Ok(dispatched),
+                    Fate::Moved(again) => moved = again,
+                },
                 Way::There(peer, hop) => {
                     let request = moved.into_request().ok_or(ProxyError::Unavailable(Reason::RetryPreparation))?;
                     return self.pass_on(&peer, request, hop).await;

@@ -148,8 +148,8 @@ pub enum Step {
     Go(Grant),
     /// Give up, with this answer.
     Refuse(ProxyError),
-    /// Go to the credential's new owner.
-    Move,
+    /// Go to the credential's new owner, and ask for this there.
+    Move(Ask),
     /// Look again at this instant, or when woken.
     At(Instant),
     /// Look again when woken, and at the deadline.
@@ -266,7 +266,7 @@ impl Client {
         let step = self.turn(now, ticket);
         match &step {
             Step::Go(_) => {}
-            Step::Refuse(_) | Step::Move => self.leave(now, ticket),
+            Step::Refuse(_) | Step::Move(_) => self.leave(now, ticket),
             Step::At(_) | Step::Wait => {
                 let slot = &mut self.waiters[ticket].waker;
                 if !slot.as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -302,8 +302,7 @@ impl Client {
         self.landed(now, grant);
         for lane in grant.lanes() {
             let bucket = &mut self.lanes[lane].bucket;
-            let profile = bucket.hash().and_then(|hash| self.profiles.get(&hash)).unwrap_or(&Profile::UNKNOWN);
-            bucket.unanswered(now, profile);
+            bucket.unanswered(now, profile_of(&self.profiles, bucket));
         }
         self.settle(grant);
     }
@@ -386,6 +385,11 @@ impl Client {
         self.give_room_back();
         gone.len()
     }
+}
+
+/// What is known of a bucket's hash.
+fn profile_of<'a>(profiles: &'a AHashMap<BucketHash, Profile>, bucket: &Bucket) -> &'a Profile {
+    bucket.hash().and_then(|hash| profiles.get(&hash)).unwrap_or(const { &Profile::UNKNOWN })
 }
 
 impl Grant {

@@ -51,7 +51,7 @@ fn look(bench: &mut Bench, now: u64, waiting: &mut Vec<Sleeper>, grants: &mut Ve
                 waiting.remove(at);
             }
             Step::Refuse(error) => panic!("{error:?}"),
-            Step::Move => panic!("nobody moves"),
+            Step::Move(_) => panic!("nobody moves"),
             Step::At(timer) => waiting[at].timer = Some(timer.max(instant + Duration::from_nanos(1))),
             Step::Wait => waiting[at].timer = None,
         }

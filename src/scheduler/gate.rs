@@ -29,6 +29,14 @@ pub enum Turn {
     Waits(Waiting),
 }
 
+/// How a wait ended.
+pub enum Pass {
+    /// It may be sent.
+    Go(Permit),
+    /// Its credential has got another owner, where it is to ask for this.
+    Move(Ask),
+}
+
 /// A place in line. Dropping it leaves the line.
 pub struct Waiting {
     gate: Arc<Gate>,
@@ -90,8 +98,7 @@ impl Gate {
 }
 
 impl Future for Waiting {
-    /// No permit when the credential has got another owner, where the request is to go.
-    type Output = Result<Option<Permit>, ProxyError>;
+    type Output = Result<Pass, ProxyError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -100,11 +107,11 @@ impl Future for Waiting {
             let at = match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
                 Step::Go(grant) => {
                     this.ticket = None;
-                    return Poll::Ready(Ok(Some(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) })));
+                    return Poll::Ready(Ok(Pass::Go(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) })));
                 }
-                Step::Move => {
+                Step::Move(ask) => {
                     this.ticket = None;
-                    return Poll::Ready(Ok(None));
+                    return Poll::Ready(Ok(Pass::Move(ask)));
                 }
                 Step::Refuse(error) => {
                     this.ticket = None;

@@ -248,9 +248,10 @@ mod tests {
         assert!(bench.client.pack(bench.at(200)).is_some());
         bench.client.let_go();
         assert_eq!(bench.client.take_wakes().len(), 3, "each is told");
-        let late = bench.wait(210, write(4));
-        for ticket in [closed, open, again, late] {
-            assert!(matches!(bench.poll(210, ticket), Step::Move));
+        let edit = Ask { detail: 1, ..write(4) };
+        let late = bench.wait(210, edit);
+        for (ticket, asked) in [(closed, write(1)), (open, write(3)), (again, under_way.ask), (late, edit)] {
+            assert!(matches!(bench.poll(210, ticket), Step::Move(ask) if ask == asked));
         }
         assert!(bench.client.is_quiet());
     }

@@ -85,8 +85,7 @@ impl Client {
 
     fn admit_in(&self, now: Instant, class: Class, lane: LaneId) -> Admission {
         let bucket = &self.lanes[lane].bucket;
-        let profile = bucket.hash().and_then(|hash| self.profiles.get(&hash)).unwrap_or(const { &Profile::UNKNOWN });
-        bucket.admit(now, class, profile)
+        bucket.admit(now, class, profile_of(&self.profiles, bucket))
     }
 
     /// Whether this route's own answer closed a bucket.
@@ -136,10 +135,10 @@ impl Client {
 
     /// One waiting request's turn.
     pub(super) fn turn(&mut self, now: Instant, ticket: Ticket) -> Step {
-        if self.place == Place::Gone {
-            return Step::Move;
-        }
         let Waiter { seq, ask, deadline, .. } = self.waiters[ticket];
+        if self.place == Place::Gone {
+            return Step::Move(ask);
+        }
         let lane = self.routes.get(&ask.route).map_or(self.waiters[ticket].lane, |route| route.lane);
         if let Err(error) = self.check_validity(&ask).and_then(|()| self.check_cooldown(now, &ask, lane, deadline)) {
             return Step::Refuse(error);
