@@ -36,16 +36,12 @@ mod throughput;
 use measure::median;
 use servers::{Nginx, Proxy, Upstream, Way};
 
-/// Seconds of one run.
-const SECONDS: u32 = 4;
-
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
     let rounds = if quick { 1 } else { 5 };
     throughput::run(rounds);
     let upstream = Upstream::start(Way::Plain);
     latency(&upstream, rounds);
-    memory(&upstream);
 }
 
 fn latency(upstream: &Upstream, rounds: usize) {
@@ -73,16 +69,4 @@ fn latency(upstream: &Upstream, rounds: usize) {
         over(false),
         over(true)
     );
-}
-
-fn memory(upstream: &Upstream) {
-    let proxy = Proxy::start(upstream);
-    let idle = proxy.resident_mib();
-    measure::wrk(proxy.address(), 1000, SECONDS, &[]);
-    let used = proxy.resident_mib();
-    std::thread::park_timeout(std::time::Duration::from_secs(3));
-    println!("\n| resident memory | MiB |\n|---|---|");
-    println!("| after the start | {idle:.1} |");
-    println!("| after 1,000 channels over 1,000 connections | {used:.1} |");
-    println!("| 3 s later | {:.1} |", proxy.resident_mib());
 }

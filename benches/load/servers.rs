@@ -168,12 +168,6 @@ impl Proxy {
     pub(crate) fn processes(&self) -> Vec<u32> {
         vec![self.0.child.id()]
     }
-
-    pub(crate) fn resident_mib(&self) -> f64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.child.id())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-        line.split_whitespace().next().and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1024.0
-    }
 }
 
 /// With the rest of its `server` block.
