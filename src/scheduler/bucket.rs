@@ -192,7 +192,7 @@ impl Bucket {
         }
         self.count(&reading, sent_at, profile);
         if remaining == 0 && !signal.refused() {
-            self.close(profile.opening(&reading) + profile.margin(now, reset_after));
+            self.close(profile.opening(&reading) + profile.margin(now));
         }
         self.seen = now;
     }
@@ -201,14 +201,13 @@ impl Bucket {
     pub fn refuse(&mut self, now: Instant, sent_at: Instant, wait: Duration, signal: &Signal, profile: &mut Profile) {
         let opened = self.closed_until.unwrap_or(self.reset_at);
         if opened <= sent_at && self.knowledge == Knowledge::Counted && signal.reset_after.is_some() {
-            let reset = signal.reset_after.unwrap_or(wait);
-            let announced = opened.checked_sub(profile.margin(now, reset)).unwrap_or(opened);
+            let announced = opened.checked_sub(profile.margin(now)).unwrap_or(opened);
             profile.too_early(now, sent_at.saturating_duration_since(announced), wait);
         }
         if let (Some(limit), Some(0), Some(reset)) = (signal.limit, signal.remaining, signal.reset_after) {
             profile.refused(limit, reset, wait, now);
         }
-        self.close(now + wait + profile.margin(now, wait).min(wait / 10));
+        self.close(now + wait + profile.margin(now).min(wait / 10));
     }
 
     /// How long a 429 without any usable time holds: 1 s, and growing while they go on.
@@ -288,8 +287,7 @@ impl Bucket {
 
     /// Time until it is full again, margin included.
     fn left(&self, now: Instant, profile: &Profile) -> Duration {
-        let announced = self.reset_at.saturating_duration_since(self.seen);
-        (self.reset_at + profile.margin(now, announced)).saturating_duration_since(now)
+        (self.reset_at + profile.margin(now)).saturating_duration_since(now)
     }
 }
 

@@ -217,8 +217,8 @@ proptest! {
                 match bench.admit(now, class) {
                     Admission::Now => break,
                     Admission::At(at) => {
-                        // Within a margin (5 ms at most, and the rounding) of when anybody could know it to be open.
-                        prop_assert!(at <= bench.start + ms(ends + 7), "{:?} after the window's end", at - bench.start);
+                        // Within the margin (2 ms, and the rounding) of when anybody could know it to be open.
+                        prop_assert!(at <= bench.start + ms(ends + 4), "{:?} after the window's end", at - bench.start);
                         now = u64::try_from((at - bench.start).as_nanos().div_ceil(1_000_000)).unwrap();
                     }
                     Admission::OnAnswer => prop_assert!(false, "nothing is in flight"),

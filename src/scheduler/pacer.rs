@@ -12,20 +12,23 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 const SECOND: Duration = Duration::from_secs(1);
-const BASE_MARGIN: Duration = Duration::from_millis(1);
+const BASE_MARGIN: Duration = Duration::from_micros(500);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 /// Two disagreements are enough where the network's jitter reaches 80 ms.
 const WIDEN_BY: Duration = Duration::from_millis(41);
-/// A request counts from this long after its claim at the latest: beyond it Discord works, and no connection is opened.
+/// What exceeds the quickest answer by more than this is Discord's work, and not the way there: over a connection that had
+/// to be opened first, and over one that was open.
 const MAX_LATE: Duration = Duration::from_millis(500);
+const MAX_JITTER: Duration = Duration::from_millis(10);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
 /// The part that our own lateness asks for is never longer, and halves in this time, once the requests that were late
 /// have left the window.
 const MAX_LATENESS: Duration = Duration::from_millis(20);
 const CALM_DOWN: Duration = Duration::from_secs(2);
-/// Timers are late by a millisecond or two at any time; beyond this the machine stood still.
-const STALL: Duration = Duration::from_millis(5);
+/// A request whose sender woke late counts from when it may have arrived, up to [`MAX_JITTER`]; beyond it the machine stood
+/// still.
+const STALL: Duration = MAX_JITTER;
 /// What was sent longer before a stall had left.
 const ON_ITS_WAY: Duration = Duration::from_millis(25);
 /// Nobody waited for a slot that was taken so much later.
@@ -220,18 +223,18 @@ impl Pacer {
         self.blocked_until
     }
 
-    /// What was claimed at `claimed` has been answered. One that `waited` for a connection arrived at Discord later than
-    /// its claim, and the next second's, over connections that are open, will not. So it counts from the
-    /// latest moment that the quickest way there and back leaves room for.
+    /// What was claimed at `claimed` has been answered. If it arrived at Discord later than its claim, because it `waited`
+    /// for a connection or its sender woke late, the next second's may not. So it counts from the latest moment that the
+    /// quickest way there and back leaves room for; of that the margin covers the first.
     pub fn answered(&mut self, claimed: Instant, now: Instant, waited: bool) {
         let took = claimed.elapsed_at(now);
         if !waited {
             self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
-            return;
         }
         // Before any answer came over an open connection, nobody knows how quick one can be.
         let quickest = if self.quickest == Duration::MAX { Duration::ZERO } else { self.quickest };
-        let late = took.saturating_sub(quickest).min(MAX_LATE);
+        let known = if waited { MAX_LATE } else { MAX_JITTER };
+        let late = took.saturating_sub(quickest).min(known).saturating_sub(BASE_MARGIN);
         if late.is_zero() || self.limit > EXACT_UP_TO {
             return;
         }

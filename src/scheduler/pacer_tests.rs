@@ -19,17 +19,34 @@ fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
         pacer.answered(start, answered, true);
     }
     let Err(free) = pacer.claim(start + SECOND + 2 * BASE_MARGIN) else { panic!("a rolling second of three") };
-    assert_eq!(free, answered + SECOND + BASE_MARGIN);
+    assert_eq!(free, answered + SECOND);
     assert_eq!(pacer.claim(free), Ok(()));
 }
 
 #[test]
-fn slow_answers_over_open_connections_cost_nothing() {
+fn one_that_was_sent_late_counts_from_then() {
     let (mut pacer, start) = seasoned(2);
+    let ms = Duration::from_millis;
+    assert_eq!(pacer.claim(start), Ok(()));
+    pacer.answered(start, start + ms(25), false);
+    assert_eq!(pacer.claim(start + ms(100)), Ok(()));
+    pacer.answered(start + ms(100), start + ms(131), false);
+    let first = start + SECOND + BASE_MARGIN;
+    assert_eq!(pacer.claim(first), Ok(()));
+    let Err(second) = pacer.claim(first) else { panic!("a rolling second of three") };
+    assert!(second > start + ms(1105) && second <= start + ms(1106), "{:?}", second - start);
+}
+
+#[test]
+fn slow_answers_over_open_connections_cost_next_to_nothing() {
+    let (mut pacer, start) = seasoned(2);
+    let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     assert_eq!(pacer.claim(start), Ok(()));
-    pacer.answered(start, start + Duration::from_millis(900), false);
-    assert_eq!(pacer.claim(start), Err(start + SECOND + BASE_MARGIN));
+    pacer.answered(start, start + ms(26), false);
+    pacer.answered(start, start + ms(900), false);
+    assert_eq!(pacer.claim(start + SECOND + BASE_MARGIN), Ok(()));
+    assert_eq!(pacer.claim(start + SECOND + 2 * BASE_MARGIN), Err(start + SECOND + MAX_JITTER));
 }
 
 /// Sends `count` requests as fast as allowed, each timer late by `late`.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+/// Resets are told in whole milliseconds, and counted from when an answer arrived: this much is enough for honest ones.
+const BASE_MARGIN: Duration = Duration::from_millis(2);
 /// Margins never grow beyond this.
 const MAX_MARGIN: Duration = Duration::from_secs(1);
 /// The learned margin halves in this time.
@@ -107,11 +109,9 @@ impl Profile {
         self.shape
     }
 
-    /// How long after the announced instant a bucket with this reset really opens: at least a hundredth of the reset
-    /// (2 to 5 ms), plus what was learned.
-    pub fn margin(&self, now: Instant, reset_after: Duration) -> Duration {
-        let base = (reset_after / 100).clamp(Duration::from_millis(2), Duration::from_millis(5));
-        (base + self.learned(now)).min(MAX_MARGIN)
+    /// How long after the announced instant a bucket really opens.
+    pub fn margin(&self, now: Instant) -> Duration {
+        (BASE_MARGIN + self.learned(now)).min(MAX_MARGIN)
     }
 
     /// When the next single call is allowed after a reading with nothing remaining, without the margin.
@@ -278,14 +278,14 @@ mod tests {
     fn margins_grow_by_what_was_missing_and_decay_slowly() {
         let now = Instant::now();
         let mut profile = Profile::default();
-        assert_eq!(profile.margin(now, ms(250)), ms(2) + Duration::from_micros(500));
+        assert_eq!(profile.margin(now), BASE_MARGIN);
         profile.too_early(now, ms(3), ms(97));
-        let margin = profile.margin(now, ms(250));
+        let margin = profile.margin(now);
         assert!(margin >= ms(125) && margin < ms(135), "{margin:?}");
-        assert!(profile.margin(now + Duration::from_secs(500), ms(250)) >= ms(110));
-        assert!(profile.margin(now + Duration::from_secs(36_000), ms(250)) < ms(4));
+        assert!(profile.margin(now + Duration::from_secs(500)) >= ms(110));
+        assert!(profile.margin(now + Duration::from_secs(36_000)) < ms(4));
         profile.too_early(now, ms(0), ms(900));
-        assert_eq!(profile.margin(now, ms(250)), MAX_MARGIN);
+        assert_eq!(profile.margin(now), MAX_MARGIN);
     }
 
     #[test]

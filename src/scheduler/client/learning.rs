@@ -81,7 +81,7 @@ impl Client {
             };
             let shared = signal.scope == Some(Scope::Shared);
             if shared || signal.reset_after.is_some_and(|reset| wait > reset + BEYOND) {
-                hold = Some((now + wait + profile.margin(now, wait), shared));
+                hold = Some((now + wait + profile.margin(now), shared));
             } else {
                 lane.bucket.refuse(now, grant.sent_at, wait, signal, profile);
             }
