@@ -109,7 +109,7 @@ impl Nodes {
         }
         let told = Command::new("kill").arg(node.child.id().to_string()).status();
         assert!(told.is_ok_and(|status| status.success()), "a node that runs");
-        let log = node.child.stdout.take().unwrap_or_else(|| panic!("a log"));
+        let log = node.child.stderr.take().unwrap_or_else(|| panic!("a log"));
         for line in BufReader::new(log).lines() {
             let line = ok(line);
             let Ok(record) = serde_json::from_str::<serde_json::Value>(&line) else { continue };
@@ -146,8 +146,8 @@ impl Node {
             .env("CLUSTER_CA_FILE", file("ca.pem".to_owned()))
             .env("CLUSTER_CERT_FILE", file(format!("{name}.pem")))
             .env("CLUSTER_KEY_FILE", file(format!("{name}.key")))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn();
         let node = Self { child: ok(child), ip };
         let until = Instant::now() + PATIENCE;

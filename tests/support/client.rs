@@ -11,6 +11,8 @@ use super::PATIENCE;
 
 pub struct Client {
     pub stream: TcpStream,
+    /// How long it waits for an answer's head.
+    pub patience: Duration,
     read: Vec<u8>,
 }
 
@@ -43,7 +45,7 @@ impl Client {
     }
 
     pub fn over(stream: TcpStream) -> Self {
-        Self { stream, read: Vec::new() }
+        Self { stream, patience: PATIENCE, read: Vec::new() }
     }
 
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
@@ -67,7 +69,7 @@ impl Client {
 
     /// The next answer; none if the connection ends without one.
     pub async fn answer_if_any(&mut self, method: &str) -> Option<Answer> {
-        let head = timeout(PATIENCE, self.head()).await.expect("an answer's head in time")?;
+        let head = timeout(self.patience, self.head()).await.expect("an answer's head in time")?;
         let status = head[9..12].parse().unwrap();
         let mut answer = Answer { status, head, body: Vec::new() };
         if method == "HEAD" || matches!(status, 204 | 304) {
