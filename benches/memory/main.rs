@@ -2,7 +2,7 @@
 //! as resident, pages of the program itself included.
 //!
 //! `cargo bench --bench memory` uses loopback only, needs no tool and takes about two minutes. Fails when a row misses
-//! its target.
+//! its target. `cargo bench --bench memory -- PATH` measures another binary, such as the image's.
 
 mod world;
 
@@ -66,6 +66,8 @@ async fn many_connections(upstream: &Upstream, table: &mut Table, part: usize) {
     }
     let open = format!("{MANY} connections that have asked for {MANY} channels, open");
     table.row(&open, proxy.resident(), None);
+    sleep(CALM).await;
+    table.row("the same, 8 s later", proxy.resident(), None);
     drop(clients);
     sleep(CALM).await;
     table.row("the same, 8 s after they were closed", proxy.resident(), Some(24.0));

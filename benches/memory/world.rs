@@ -89,7 +89,8 @@ async fn answer(mut stream: TcpStream) -> Option<()> {
 impl Proxy {
     pub(crate) async fn start(upstream: SocketAddr) -> Self {
         let (port, metrics) = (free_port(), free_port());
-        let child = Command::new(env!("CARGO_BIN_EXE_nirn-proxy"))
+        let given = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+        let child = Command::new(given.as_deref().unwrap_or(env!("CARGO_BIN_EXE_nirn-proxy")))
             .env_clear()
             .env("BIND_IP", "127.0.0.1")
             .env("PORT", port.to_string())

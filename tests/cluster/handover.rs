@@ -18,11 +18,11 @@ const CLOSED_FOR: Duration = Duration::from_secs(8);
 
 const PINS: &str = "/api/v10/channels/100000000000000001/pins";
 
-/// Sixteen clients that ask two nodes as fast as they are answered.
+/// Sixteen clients that ask the nodes as fast as they are answered.
 fn saturate(nodes: &[Node], token: &str) -> (Arc<AtomicBool>, Vec<JoinHandle<usize>>) {
     let stop = Arc::new(AtomicBool::new(false));
     let clients = (0..16usize).map(|client| {
-        let (stop, token, address) = (stop.clone(), token.to_owned(), nodes[client % 2].address());
+        let (stop, token, address) = (stop.clone(), token.to_owned(), nodes[client % nodes.len()].address());
         tokio::spawn(async move {
             let mut connection = Client::connect(address).await;
             let mut answered = 0;
@@ -114,4 +114,42 @@ async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() 
     assert_eq!(owner(&nodes, &closed).await, 2);
     seconds.kept(&town.discord);
     assert!(nodes[2].log.lock().contains("handed over what it knew"), "{}", nodes[2].log.lock());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
+    let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
+    let town = Town::new(11, Script { rules: vec![rule], ..Script::default() }).await;
+    let [first, second, stays] = three(&town).await;
+    let closed =
+        [owned_by([&first, &second, &stays], 0, "one").await, owned_by([&first, &second, &stays], 1, "two").await];
+    let spent = owned_by([&first, &second, &stays], 1, "spent").await;
+    let seconds = Seconds::watch();
+    let (stop, clients) = saturate(std::slice::from_ref(&stays), &spent);
+    sleep(Duration::from_millis(1_500)).await;
+    let start = Instant::now();
+    for token in &closed {
+        assert_eq!(stays.ask(PINS, token, "").await.status, 200);
+    }
+    let wait = async |token| {
+        let status = stays.ask(PINS, token, "").await.status;
+        (status, start.elapsed())
+    };
+    let leave = async {
+        sleep(Duration::from_millis(500)).await;
+        tokio::join!(first.signal("TERM"), second.signal("TERM"));
+        stays.sees(1.0).await;
+        tokio::join!(first.ended(), second.ended())
+    };
+    let (one, two, (first, second)) = tokio::join!(wait(&closed[0]), wait(&closed[1]), leave);
+    for (status, waited) in [one, two] {
+        assert_eq!(status, 200);
+        assert!(waited >= CLOSED_FOR && waited < CLOSED_FOR + Duration::from_secs(3), "{waited:?}");
+    }
+    for (code, log) in [first, second] {
+        assert_eq!(code, Some(0), "{log}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(answered(clients).await > 300);
+    seconds.kept(&town.discord);
 }

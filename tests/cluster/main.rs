@@ -148,6 +148,7 @@ async fn of_a_killed_node_only_its_credentials_move_and_come_back_with_it() {
         let answer = nodes[0].ask(path, token, "").await;
         if owner == 2 {
             assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+            assert_eq!(nodes[0].failures("peer_error").await, 1.0);
             break;
         }
         assert_eq!(answer.status, 200, "a credential of another node is not concerned");
@@ -243,6 +244,7 @@ async fn above_the_cap_nobody_serves_until_it_is_no_longer_so() {
     let refused = one.ask("/api/v10/users/@me", "token", "").await;
     assert_eq!(refused.status, 503);
     assert!(refused.text().contains("CLUSTER_MAX_NODES"), "{}", refused.text());
+    assert_eq!(one.failures("cluster_over_capacity").await, 1.0);
     three.signal("TERM").await;
     one.serves().await;
     two.serves().await;

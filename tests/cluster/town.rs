@@ -198,6 +198,11 @@ impl Node {
         series.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
+    /// How many requests failed for this reason.
+    pub async fn failures(&self, reason: &str) -> f64 {
+        self.metric(&format!("nirn_proxy_failures_total{{reason=\"{reason}\"}}")).await
+    }
+
     pub async fn sees(&self, members: f64) {
         let start = Instant::now();
         while self.metric("nirn_proxy_cluster_members").await != members {
