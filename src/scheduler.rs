@@ -127,43 +127,46 @@ impl Scheduler {
     /// Brings a request, whose headers are final, to Discord when its turn comes, and the answer back, unless its
     /// credential gets another owner first. Dropping the future frees its place; an attempt that was sent still runs to
     /// its headers.
-    pub async fn dispatch(
-        &self,
+    pub fn dispatch<'a>(
+        &'a self,
         mut parts: Box<Parts>,
         body: Incoming,
-        identity: &Identity,
+        identity: &'a Identity,
         want: Want,
         metrics: RouteMetrics,
-    ) -> Result<Fate, ProxyError> {
+    ) -> impl Future<Output = Result<Fate, ProxyError>> + Send + 'a {
+        // Taken apart before there is a future, which would hold it whole besides.
         let Want { mut ask, channel_edit, deadline } = want;
-        let shared = &*self.shared;
-        if !shared.budget.lock().has_room(gate::now()) {
-            return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
+        async move {
+            let shared = &*self.shared;
+            if !shared.budget.lock().has_room(gate::now()) {
+                return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
+            }
+            let gate = shared.clients.gate(identity, ask.interaction)?;
+            let body = if body.is_end_stream() {
+                Kept::empty()
+            } else {
+                // Before its body is taken: what is refused anyway needs no room.
+                gate.with(|client| client.foresee(gate::now(), &ask, deadline.into_std()))?;
+                let taken = timeout_at(deadline, shared.take(body, &mut parts, &mut ask, channel_edit));
+                // On the heap, so that requests without a body keep no room for it.
+                Box::pin(taken).await.map_err(|_| ProxyError::QueueTimeout)??
+            };
+            let pass = match shared.clients.enter(&gate, ask, deadline.into_std())? {
+                Turn::Has(permit) => Pass::Go(permit),
+                Turn::Waits(waiting) => waiting.await?,
+            };
+            let outgoing = Outgoing {
+                parts,
+                body,
+                deadline,
+                request_timeout: shared.request_timeout,
+                kind: identity.kind,
+                metrics,
+                attempts: 0,
+            };
+            self.attempt(outgoing, pass).await
         }
-        let gate = shared.clients.gate(identity, ask.interaction)?;
-        let body = if body.is_end_stream() {
-            Kept::empty()
-        } else {
-            // Before its body is taken: what is refused anyway needs no room.
-            gate.with(|client| client.foresee(gate::now(), &ask, deadline.into_std()))?;
-            let taken = timeout_at(deadline, shared.take(body, &mut parts, &mut ask, channel_edit));
-            // On the heap, so that requests without a body keep no room for it.
-            Box::pin(taken).await.map_err(|_| ProxyError::QueueTimeout)??
-        };
-        let pass = match shared.clients.enter(&gate, ask, deadline.into_std())? {
-            Turn::Has(permit) => Pass::Go(permit),
-            Turn::Waits(waiting) => waiting.await?,
-        };
-        let outgoing = Outgoing {
-            parts,
-            body,
-            deadline,
-            request_timeout: shared.request_timeout,
-            kind: identity.kind,
-            metrics,
-            attempts: 0,
-        };
-        self.attempt(outgoing, pass).await
     }
 
     /// Brings a request to Discord that [`Scheduler::dispatch`] gave back: this node is its owner after all.

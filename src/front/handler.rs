@@ -2,13 +2,16 @@
 //!
 //! This is where a failed request is counted, once, and logged if an operator must act on it.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
 use hyper::body::{Body as _, Incoming};
+use pin_project_lite::pin_project;
 use tokio::time::timeout_at;
 
 use super::admission::{Admission, Phase, Slot};
@@ -87,6 +90,27 @@ struct Walk {
 /// An answer that needs no walk; boxed because it is rare and large.
 type Answered = Box<Result<Response<Body>, Gone>>;
 
+pin_project! {
+    /// The answer to a request. Not an async block: that would keep room for what has begun beside the walk that it
+    /// becomes, and a waiting request is little more than this.
+    #[project = AnsweringProjection]
+    enum Answering<W> {
+        Walks { #[pin] walk: W },
+        Answered { answered: Option<Answered> },
+    }
+}
+
+impl<W: Future<Output = Result<Response<Body>, Gone>>> Future for Answering<W> {
+    type Output = Result<Response<Body>, Gone>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            AnsweringProjection::Walks { walk } => walk.poll(cx),
+            AnsweringProjection::Answered { answered } => answered.take().map_or(Poll::Pending, |it| Poll::Ready(*it)),
+        }
+    }
+}
+
 impl Handler {
     /// Answers one request. All that needs no waiting is done before there is a future, so that a request that waits
     /// keeps no room for it.
@@ -100,12 +124,9 @@ impl Handler {
         link: &Arc<Link>,
         origin: Origin,
     ) -> impl Future<Output = Result<Response<Body>, Gone>> + Send + use<> {
-        let begun = self.begin(request, link, origin);
-        async move {
-            match begun {
-                Ok(walk) => self.forward(walk).await.or_else(|error| self.fail(&error, false)),
-                Err(answered) => *answered,
-            }
+        match self.begin(request, link, origin) {
+            Ok(walk) => Answering::Walks { walk: self.forward(walk) },
+            Err(answered) => Answering::Answered { answered: Some(answered) },
         }
     }
 
@@ -153,14 +174,18 @@ impl Handler {
     }
 
     /// The way of an admitted request to Discord and back.
-    fn forward(&self, walk: Walk) -> impl Future<Output = Result<Response<Body>, ProxyError>> + Send {
+    fn forward(self: Arc<Self>, walk: Walk) -> impl Future<Output = Result<Response<Body>, Gone>> + Send {
         // Taken apart before there is a future, which would hold it whole besides.
         let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, hops } = walk;
         let deadline = self.scheduler.deadline();
-        let want = Want { ask, channel_edit, deadline };
+        let mut taken = Some((parts, body, Want { ask, channel_edit, deadline }, metrics));
         async move {
             let dispatch = async {
-                let moved = match self.cluster.way(&key, hops, false).await? {
+                let way = self.cluster.way(&key, hops, false).await?;
+                // Out of the future around this one, or a waiting request would have room for it in both.
+                let taken = taken.take().ok_or(ProxyError::Unavailable(Reason::RetryPreparation))?;
+                let (parts, body, want, metrics) = taken;
+                let moved = match way {
                     Way::Here { unheard } => {
                         if unheard {
                             self.scheduler.doubt();
@@ -194,7 +219,7 @@ impl Handler {
                     guard.settle();
                     // A request whose upload broke off because its client left did not fail at Discord.
                     let gone = guard.link().has_ended() == Some(End::ClientGone);
-                    Err(if gone { ProxyError::ClientClosed } else { error })
+                    self.fail(if gone { &ProxyError::ClientClosed } else { &error }, false)
                 }
             }
         }
