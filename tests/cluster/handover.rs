@@ -51,7 +51,7 @@ async fn answered(clients: Vec<JoinHandle<usize>>) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
-    let town = Town::new(8, Script { rules: vec![rule], ..Script::default() }).await;
+    let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let mut nodes = Vec::from(three(&town).await);
     let closed = owned_by(&nodes, 2, "closed").await;
     let spent = owned_by(&nodes, 2, "spent").await;
@@ -80,7 +80,7 @@ async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() {
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
-    let town = Town::new(10, Script { rules: vec![rule], ..Script::default() }).await;
+    let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let mut nodes = Vec::from(three(&town).await);
     let closed = owned_by(&nodes, 2, "closed").await;
     let spent = owned_by(&nodes, 2, "spent").await;
@@ -119,7 +119,7 @@ async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
-    let town = Town::new(11, Script { rules: vec![rule], ..Script::default() }).await;
+    let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let [first, second, stays] = three(&town).await;
     let closed =
         [owned_by([&first, &second, &stays], 0, "one").await, owned_by([&first, &second, &stays], 1, "two").await];

@@ -18,7 +18,7 @@ const UPLOAD: usize = 25 * 1024 * 1024;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_at_the_entry_node_frees_its_place_at_the_owner() {
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, Duration::from_secs(30));
-    let town = Town::new(11, Script { rules: vec![rule], ..unlimited() }).await;
+    let town = Town::new(Script { rules: vec![rule], ..unlimited() }).await;
     let nodes = three(&town).await;
     let token = owned_by(&nodes, 2, "token").await;
     let open = async |expected: f64| {
@@ -50,7 +50,7 @@ fn kilobytes(node: &Node, what: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_upload_crosses_in_bounded_memory_at_both_nodes() {
-    let town = Town::new(12, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     // The owner keeps bodies for a retry as its settings say; here it is the crossing that is weighed.
     let keeps_none = [("MAX_RETRY_CAPTURE_BYTES", "0")];
     let one = town.node_with(1, &keeps_none).await;

@@ -71,7 +71,7 @@ async fn owned_by<'a>(nodes: impl IntoIterator<Item = &'a Node>, place: usize, n
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_credential_has_one_owner_whichever_node_is_asked() {
-    let town = Town::new(1, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let nodes = three(&town).await;
     let mut owned = [0; 3];
     for token in 0..12 {
@@ -94,7 +94,7 @@ async fn a_credential_has_one_owner_whichever_node_is_asked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_global_limit_holds_over_all_entry_nodes() {
-    let town = Town::new(2, Script::default()).await;
+    let town = Town::new(Script::default()).await;
     let nodes = three(&town).await;
     assert_eq!(nodes[0].ask("/users/@me", "token", "").await.status, 200);
     let asking = (0..150usize).map(|number| {
@@ -133,7 +133,7 @@ async fn futures_of<F: Future + Unpin>(list: &mut [F]) -> Vec<F::Output> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_killed_node_only_its_credentials_move_and_come_back_with_it() {
-    let town = Town::new(3, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let [one, two, mut three] = three(&town).await;
     let tokens: Vec<String> = (0..12).map(|number| format!("token-{number}")).collect();
     let mut nodes = [one, two, three];
@@ -174,7 +174,7 @@ async fn of_a_killed_node_only_its_credentials_move_and_come_back_with_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_hop_and_datagrams_of_strangers_have_no_effect() {
-    let town = Town::new(4, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let nodes = three(&town).await;
     let socket = tokio::net::UdpSocket::bind((town.ip(200), 0)).await.unwrap();
     for length in 0..1_500 {
@@ -196,7 +196,7 @@ async fn a_forged_hop_and_datagrams_of_strangers_have_no_effect() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_reaches_discord_the_same_whether_it_hops_or_not() {
-    let town = Town::new(7, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let nodes = three(&town).await;
     let bare = |line: &str| format!("{line} HTTP/1.1\r\nhost: proxy\r\nauthorization: Bot token\r\n");
     let chunked = "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
@@ -232,7 +232,7 @@ async fn a_message_reaches_discord_the_same_whether_it_hops_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn above_the_cap_nobody_serves_until_it_is_no_longer_so() {
-    let town = Town::new(5, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let cap = [("CLUSTER_MAX_NODES", "2")];
     let one = town.node_with(1, &cap).await;
     let two = town.node_with(2, &cap).await;
@@ -259,7 +259,7 @@ async fn above_the_cap_nobody_serves_until_it_is_no_longer_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_replaced_in_turn_lose_no_request() {
-    let town = Town::new(6, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let mut nodes: Vec<Option<Node>> = three(&town).await.into_iter().map(Some).collect();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let addresses: Vec<_> = nodes.iter().flatten().map(Node::address).collect();

@@ -96,7 +96,7 @@ impl Service {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_replaced_in_turn_under_load_lose_no_request_and_draw_no_429() {
     let rule = Rule::window("POST /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
-    let town = Town::new(9, Script { rules: vec![rule], ..Script::default() }).await;
+    let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let mut nodes: Vec<Option<Node>> = three(&town).await.into_iter().map(Some).collect();
     let addresses: Vec<SocketAddr> = nodes.iter().flatten().map(Node::address).collect();
     let stop = Arc::new(AtomicBool::new(false));

@@ -23,7 +23,7 @@ async fn refusal(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_a_wrong_certificate_does_not_start_and_names_the_remedy() {
-    let town = Town::new(20, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let expired = refusal(&town, &[], &town.ca, |params| params.not_after = date_time_ymd(2020, 1, 1)).await;
     assert!(expired.contains("CLUSTER_CERT_FILE") && expired.contains("expired"), "{expired}");
     let elsewhere = SanType::IpAddress([127, 0, 0, 99].into());
@@ -47,7 +47,7 @@ async fn a_node_with_a_wrong_certificate_does_not_start_and_names_the_remedy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_a_wrong_secret_finds_nobody() {
-    let town = Town::new(21, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let one = town.node(1).await;
     let settings = [("CLUSTER_SECRET", "a secret that no other node knows"), ("NODE_NAME", "stranger")];
     // It is no seed itself.
@@ -59,7 +59,7 @@ async fn a_node_with_a_wrong_secret_finds_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_of_a_foreign_authority_gets_no_request_through() {
-    let town = Town::new(22, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let one = town.node(1).await;
     let stranger = town.launch(3, &[], &Ca::new(), |_| {});
     stranger.serves().await;
@@ -78,7 +78,7 @@ async fn a_node_of_a_foreign_authority_gets_no_request_through() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_peer_port_speaks_tls_1_3_only() {
-    let town = Town::new(23, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let one = town.node(1).await;
     let dial = async |version: &str| {
         let address = format!("{}:8443", one.ip);

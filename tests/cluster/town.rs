@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use fake_discord::{FakeDiscord, Script};
@@ -43,8 +44,10 @@ pub struct Town {
 }
 
 impl Town {
-    /// `network` is the test's own number.
-    pub async fn new(network: u8, script: Script) -> Self {
+    /// Nodes in a network that no other test of this run has.
+    pub async fn new(script: Script) -> Self {
+        static NETWORKS: AtomicU8 = AtomicU8::new(1);
+        let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         // Two runs on one machine do not meet.
         let run = u8::try_from(std::process::id() % 150).unwrap() + 64;
         Self::of(FakeDiscord::start(script).await, move |number| Ipv4Addr::new(127, run, network, number))

@@ -59,7 +59,7 @@ async fn nobody_dies(nodes: &[Node; 3]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenth_of_all_datagrams_may_be_lost() {
     let _machine = MACHINE.lock().await;
-    let town = Town::new(40, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let roads = Roads { lost: 0.1, ..Roads::default() };
     nobody_dies(&roads.lay(&town).await).await;
 }
@@ -67,7 +67,7 @@ async fn a_tenth_of_all_datagrams_may_be_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn datagrams_may_take_200_ms() {
     let _machine = MACHINE.lock().await;
-    let town = Town::new(41, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let roads = Roads { delay: Duration::from_millis(200), ..Roads::default() };
     nobody_dies(&roads.lay(&town).await).await;
 }
@@ -75,7 +75,7 @@ async fn datagrams_may_take_200_ms() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_node_may_be_deaf_to_another() {
     let _machine = MACHINE.lock().await;
-    let town = Town::new(42, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let roads = Roads { deaf: Some((2, 3)), ..Roads::default() };
     nobody_dies(&roads.lay(&town).await).await;
 }
@@ -83,7 +83,7 @@ async fn one_node_may_be_deaf_to_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_without_time_kills_nobody() {
     let _machine = MACHINE.lock().await;
-    let town = Town::new(43, unlimited()).await;
+    let town = Town::new(unlimited()).await;
     let one = town.node(1).await;
     let nodes = [one, town.node(2).await, town.node(3).await];
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
