@@ -82,21 +82,18 @@ pub(crate) async fn run(machines: &Machines, scenario: &Scenario, proxied: bool)
     let (jobs, patience) = ((scenario.jobs)(), scenario.patience());
     let fake = FakeDiscord::start((scenario.script)());
     let fake = machines.discord.spawn(fake).await.unwrap_or_else(|error| panic!("{error}"));
-    let mut proxy = None;
+    let http: Http = Client::builder(TokioExecutor::new()).build_http();
+    let mut base = fake.url();
     if proxied {
         let started = machines.proxies.spawn(start_proxy(fake.addr, scenario.queue)).await;
-        proxy = Some(started.unwrap_or_else(|error| panic!("{error}")));
-    }
-    let http: Http = Client::builder(TokioExecutor::new()).build_http();
-    if let Some(base) = &proxy {
+        base = started.unwrap_or_else(|error| panic!("{error}"));
         // A fresh process starts without credit for its first second, and knows no answer; a running one is what is measured.
         for _ in 0..2 {
-            _ = send(&http, base, &Job { at: Duration::ZERO, process: 0, method: "GET", path: ME.into(), body: "" })
+            _ = send(&http, &base, &Job { at: Duration::ZERO, process: 0, method: "GET", path: ME.into(), body: "" })
                 .await;
         }
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
-    let base = proxy.unwrap_or_else(|| fake.url());
     let processes = jobs.iter().map(|job| job.process).max().unwrap_or(0) + 1;
     let libraries: Arc<Vec<Library>> = Arc::new((0..processes).map(|_| Library::default()).collect());
     let start = Instant::now() + Duration::from_millis(20);

@@ -4,7 +4,8 @@
 //! second until a slot goes unused, so that nobody waits a whole second behind somebody else's burst. The window is a
 //! little longer than a second: by a margin that grows when Discord disagrees and shrinks again (network jitter can
 //! push two of our seconds into one of Discord's), and by how late our own timers have been of late (a busy machine
-//! sends as unevenly as it wakes). What went out right before the machine stood still counts from when it went on.
+//! sends as unevenly as it wakes). What arrived late counts from when it can have arrived, and what went out right before the
+//! machine stood still from when it went on.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,9 +17,10 @@ const BASE_MARGIN: Duration = Duration::from_micros(500);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 /// Two disagreements are enough where the network's jitter reaches 80 ms.
 const WIDEN_BY: Duration = Duration::from_millis(41);
-/// What exceeds the quickest answer by more than this is Discord's work, and not the way there: over a connection that had
-/// to be opened first, and over one that was open.
+/// What exceeds the quickest answer by more than this is Discord's work and not the way there, where a connection had to be
+/// opened first.
 const MAX_LATE: Duration = Duration::from_millis(500);
+/// The same over a connection that was open.
 const MAX_JITTER: Duration = Duration::from_millis(10);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);

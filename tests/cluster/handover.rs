@@ -121,9 +121,9 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let [first, second, stays] = three(&town).await;
-    let closed =
-        [owned_by([&first, &second, &stays], 0, "one").await, owned_by([&first, &second, &stays], 1, "two").await];
-    let spent = owned_by([&first, &second, &stays], 1, "spent").await;
+    let nodes = [&first, &second, &stays];
+    let closed = [owned_by(nodes, 0, "one").await, owned_by(nodes, 1, "two").await];
+    let spent = owned_by(nodes, 1, "spent").await;
     let seconds = Seconds::watch();
     let (stop, clients) = saturate(std::slice::from_ref(&stays), &spent);
     sleep(Duration::from_millis(1_500)).await;
