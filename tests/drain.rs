@@ -22,17 +22,36 @@ async fn sigterm_and_sigint_let_an_admitted_request_finish() {
         client.send(GET).await;
         let arrival = upstream.next().await;
         process.signal(signal).await;
-        let start = Instant::now();
-        loop {
-            let mut probe = Client::connect(process.address).await;
-            if probe.get("/nirn/healthz").await.status == 503 {
-                break;
-            }
-            assert!(start.elapsed() < PATIENCE, "health answers 503 while draining");
-        }
+        draining(&process).await;
         arrival.ok("finished").await;
         assert_eq!(client.answer().await.text(), "finished");
         assert_eq!(process.ended().await, Some(0), "after {signal}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_made_right_before_the_drain_has_its_first_request_answered() {
+    let mut upstream = Upstream::start().await;
+    let process = Process::start(upstream.address).await;
+    let mut client = Client::connect(process.address).await;
+    client.send(GET).await;
+    let arrival = upstream.next().await;
+    let mut silent = Client::connect(process.address).await;
+    // Connections are accepted in the order they were made in.
+    assert_eq!(Client::connect(process.address).await.get("/nirn/healthz").await.status, 200);
+    process.signal("TERM").await;
+    draining(&process).await;
+    assert_eq!(silent.get("/nirn/healthz").await.status, 503);
+    arrival.ok("finished").await;
+    assert_eq!(client.answer().await.text(), "finished");
+    assert_eq!(process.ended().await, Some(0));
+}
+
+/// Waits until health says that the process drains.
+async fn draining(process: &Process) {
+    let start = Instant::now();
+    while Client::connect(process.address).await.get("/nirn/healthz").await.status != 503 {
+        assert!(start.elapsed() < PATIENCE, "health answers 503 while draining");
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::admission::Phase;
 use super::body::Body;
@@ -41,6 +41,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const WINDOW_GRACE: Duration = Duration::from_secs(2);
 /// In how many steps an HTTP/2 connection's idleness is measured: looking now and then costs its requests nothing.
 const QUARTERS: u32 = 4;
+/// A connection that has said nothing when the drain begins, or is made during it, may have its first request on the way.
+const FIRST_WORDS: Duration = Duration::from_secs(1);
 /// For the last bytes of answers when the drain's time is up.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long, and for how many bytes, a closed connection is still read, so that what the client is sending does not
@@ -56,14 +58,20 @@ pub async fn serve(stream: TcpStream, handler: Arc<Handler>, patience: Patience,
     let writer = Arc::new(writer);
     let mut sniffed = Vec::new();
     let sniffing = timeout(patience.head, sniff(&mut reader, &mut sniffed));
-    let mut closing = phase.clone();
+    let mut following = phase.clone();
+    let unheard = async {
+        // Its sender lives as long as the handler.
+        _ = following.wait_for(|phase| *phase > Phase::Serving).await;
+        sleep(FIRST_WORDS).await;
+    };
     let http2 = tokio::select! {
+        biased;
         sniffed = sniffing => match sniffed {
             Ok(Ok(http2)) => http2,
             // Silent for too long, or gone.
             Ok(Err(_)) | Err(_) => return,
         },
-        _ = closing.wait_for(|phase| *phase > Phase::Serving), if *phase.borrow() == Phase::Serving => return,
+        () = unheard => return,
     };
     let link = Arc::new(Link::default());
     let client = Client { writer: Arc::clone(&writer), link: Arc::clone(&link), handler, phase };
@@ -137,6 +145,13 @@ impl Client {
                         gone = true;
                         self.link.end(End::ClientGone);
                     }
+                    served = &mut connection => {
+                        if let Err(error) = served && error.is_parse() {
+                            self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+                        }
+                        break;
+                    }
+                    // After the connection, which closes at once if it has not been asked to read yet.
                     Ok(()) = self.phase.changed() => {
                         connection.as_mut().graceful_shutdown();
                         if *self.phase.borrow_and_update() == Phase::Stopping {
@@ -144,12 +159,6 @@ impl Client {
                             last_words.as_mut().reset(Instant::now() + LAST_WORDS);
                             stopping = true;
                         }
-                    }
-                    served = &mut connection => {
-                        if let Err(error) = served && error.is_parse() {
-                            self.handler.report.failed(&unread::error(error.is_parse_too_large()));
-                        }
-                        break;
                     }
                     () = &mut last_words, if stopping => return,
                 }
