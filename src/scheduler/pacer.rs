@@ -4,8 +4,8 @@
 //! second until a slot goes unused, so that nobody waits a whole second behind somebody else's burst. The window is a
 //! little longer than a second: by a margin that grows when Discord disagrees and shrinks again (network jitter can
 //! push two of our seconds into one of Discord's), and by how late our own timers have been of late (a busy machine
-//! sends as unevenly as it wakes). What arrived late counts from when it can have arrived, and what went out right before the
-//! machine stood still from when it went on.
+//! sends as unevenly as it wakes). What may have arrived late counts from when it can have arrived: what had to connect
+//! first, what was sent and saw no answer of any request since, and what went out right before the machine stood still.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,25 +16,23 @@ const SECOND: Duration = Duration::from_secs(1);
 const BASE_MARGIN: Duration = Duration::from_micros(500);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 /// Two disagreements are enough where the network's jitter reaches 80 ms.
-const WIDEN_BY: Duration = Duration::from_millis(41);
-/// What exceeds the quickest answer by more than this is Discord's work and not the way there, where a connection had to be
-/// opened first.
+const WIDEN_BY: Duration = Duration::from_millis(45);
+/// What exceeds the quickest answer by more than this is Discord's work and not the way there.
 const MAX_LATE: Duration = Duration::from_millis(500);
-/// The same over a connection that was open.
-const MAX_JITTER: Duration = Duration::from_millis(10);
 /// The learned part of the margin halves in this time.
 const NARROW_EVERY: Duration = Duration::from_secs(300);
 /// The part that our own lateness asks for is never longer, and halves in this time, once the requests that were late
 /// have left the window.
 const MAX_LATENESS: Duration = Duration::from_millis(20);
 const CALM_DOWN: Duration = Duration::from_secs(2);
-/// A request whose sender woke late counts from when it may have arrived, up to [`MAX_JITTER`]; beyond it the machine stood
-/// still.
-const STALL: Duration = MAX_JITTER;
+/// A timer that is later than this was not just late: the machine stood still.
+const STALL: Duration = Duration::from_millis(10);
 /// What was sent longer before a stall had left.
 const ON_ITS_WAY: Duration = Duration::from_millis(25);
 /// Nobody waited for a slot that was taken so much later.
 const UNWANTED: Duration = Duration::from_millis(500);
+/// A stream that was put off catches up by this part of the space between two requests.
+const CATCH_UP: u32 = 20;
 /// Above this limit sends are counted by the millisecond, so that memory stays bounded by the window.
 const EXACT_UP_TO: u32 = 1000;
 
@@ -64,6 +62,8 @@ pub struct Pacer {
     count: u32,
     /// While spreading: the next even slot.
     spread: Option<Instant>,
+    /// By how much what was late has put the slots off, as far as it is not caught up with.
+    behind: Duration,
     margin: Duration,
     margin_at: Instant,
     /// How late the timers of waiting requests have been, as of when.
@@ -73,6 +73,8 @@ pub struct Pacer {
     blocked_until: Option<Instant>,
     /// The time the quickest answers of late took, over connections that were open.
     quickest: Duration,
+    /// What was claimed until then can have had the answer that came last.
+    heard: Instant,
 }
 
 impl Pacer {
@@ -85,12 +87,14 @@ impl Pacer {
             sends: VecDeque::new(),
             count: 0,
             spread: None,
+            behind: Duration::ZERO,
             margin: BASE_MARGIN,
             margin_at: now,
             lateness: (Duration::ZERO, now),
             promised: None,
             blocked_until: None,
             quickest: Duration::MAX,
+            heard: now,
         };
         pacer.doubt(now, credit_from);
         pacer
@@ -188,12 +192,14 @@ impl Pacer {
         // A slot that nobody took ends the spreading: the credential is below its limit again.
         if self.spread.is_some_and(|slot| slot + spacing < now && self.count < self.limit) {
             self.spread = None;
+            self.behind = Duration::ZERO;
         }
         if self.count >= self.limit {
             let free = self.sends.front().map_or(now, |(at, _)| *at + window);
             let slot = self.spread.get_or_insert(free);
             if *slot + spacing < free {
                 // It could not be taken, so it is not one that nobody wanted.
+                self.behind += free - *slot;
                 *slot = free;
             }
             return Err(free.max(*slot));
@@ -202,8 +208,11 @@ impl Pacer {
             return Err(slot);
         }
         if let Some(slot) = &mut self.spread {
-            // From the slot, not from now: a late timer must not slow the stream down for good.
-            *slot += spacing;
+            // From the slot, not from now: a late timer must not slow the stream down for good. Nor must what put it off:
+            // it catches up as evenly.
+            let caught_up = self.behind.min(spacing / CATCH_UP);
+            self.behind -= caught_up;
+            *slot += spacing - caught_up;
         }
         self.record(now);
         Ok(())
@@ -214,6 +223,7 @@ impl Pacer {
         if self.blocked_until.is_none_or(|known| known < until) {
             self.blocked_until = Some(until);
             self.spread = Some(until);
+            self.behind = Duration::ZERO;
         }
         self.margin = (self.margin_now(now) + WIDEN_BY).min(MAX_MARGIN);
         self.margin_at = now;
@@ -225,26 +235,37 @@ impl Pacer {
         self.blocked_until
     }
 
-    /// What was claimed at `claimed` has been answered. If it arrived at Discord later than its claim, because it `waited`
-    /// for a connection or its sender woke late, the next second's may not. So it counts from the latest moment that the
-    /// quickest way there and back leaves room for; of that the margin covers the first.
+    /// What was claimed at `claimed` has been answered. If it arrived at Discord later than its claim, the next second's may
+    /// not. Until an answer comes, nobody knows that anything sent since the one before has left: the machine or the network
+    /// may have stood still. So all of it counts from the latest moment that the quickest way there and back leaves room
+    /// for. What `waited` for a connection is late by itself, whatever others' answers say. Of either the margin covers the
+    /// first.
     pub fn answered(&mut self, claimed: Instant, now: Instant, waited: bool) {
         let took = claimed.elapsed_at(now);
         if !waited {
-            self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 1024 };
+            self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
+        }
+        if self.limit > EXACT_UP_TO {
+            return;
         }
         // Before any answer came over an open connection, nobody knows how quick one can be.
         let quickest = if self.quickest == Duration::MAX { Duration::ZERO } else { self.quickest };
-        let known = if waited { MAX_LATE } else { MAX_JITTER };
-        let late = took.saturating_sub(quickest).min(known).saturating_sub(BASE_MARGIN);
-        if late.is_zero() || self.limit > EXACT_UP_TO {
-            return;
+        let Some(left) = now.checked_sub(quickest) else { return };
+        // With the margin that the window adds it is what it was.
+        let Some(arrived) = left.checked_sub(self.margin) else { return };
+        if left > self.heard {
+            let current = now.checked_sub(self.window(now)).map_or(self.heard, |current| current.max(self.heard));
+            let unheard = self.sends.partition_point(|(at, _)| *at <= current);
+            for (at, _) in self.sends.range_mut(unheard..).take_while(|(at, _)| *at < arrived) {
+                *at = arrived.min(*at + MAX_LATE);
+            }
+            self.heard = left;
         }
-        // Its entry is the first since its claim, or one that a stall has moved: then the first is as good.
-        let arrived = claimed + late;
-        let place = self.sends.partition_point(|(at, _)| *at < claimed);
-        let Some((_, count)) = self.sends.get(place).copied().filter(|(at, _)| *at < arrived) else { return };
-        if claimed + self.window(now) > now {
+        if waited && claimed + self.window(now) > now {
+            let arrived = arrived.min(claimed + MAX_LATE);
+            // Its entry is the first since its claim, or one that has been moved: then the first is as good.
+            let place = self.sends.partition_point(|(at, _)| *at < claimed);
+            let Some((_, count)) = self.sends.get(place).copied().filter(|(at, _)| *at < arrived) else { return };
             self.sends.remove(place);
             let place = self.sends.partition_point(|(known, _)| *known <= arrived);
             self.sends.insert(place, (arrived, count));

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -38,15 +40,34 @@ fn one_that_was_sent_late_counts_from_then() {
 }
 
 #[test]
-fn slow_answers_over_open_connections_cost_next_to_nothing() {
+fn a_burst_over_open_connections_that_stood_still_counts_from_the_first_answer() {
+    let (mut pacer, start) = seasoned(3);
+    let ms = Duration::from_millis;
+    assert_eq!(pacer.claim(start), Ok(()));
+    pacer.answered(start, start + ms(25), false);
+    let burst = start + ms(30);
+    for _ in 0..2 {
+        assert_eq!(pacer.claim(burst), Ok(()));
+    }
+    // The machine stands still for 60 ms: neither can have been answered before the first was.
+    pacer.answered(burst, burst + ms(85), false);
+    pacer.answered(burst, burst + ms(200), false);
+    assert_eq!(pacer.claim(start + SECOND + BASE_MARGIN), Ok(()));
+    let Err(free) = pacer.claim(burst + SECOND + ms(30)) else { panic!("a rolling second of four") };
+    assert!(free > burst + SECOND + ms(59) && free <= burst + SECOND + ms(60), "{:?}", free - burst);
+}
+
+#[test]
+fn slow_answers_cost_next_to_nothing_while_others_come() {
     let (mut pacer, start) = seasoned(2);
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     assert_eq!(pacer.claim(start), Ok(()));
     pacer.answered(start, start + ms(26), false);
     pacer.answered(start, start + ms(900), false);
-    assert_eq!(pacer.claim(start + SECOND + BASE_MARGIN), Ok(()));
-    assert_eq!(pacer.claim(start + SECOND + 2 * BASE_MARGIN), Err(start + SECOND + MAX_JITTER));
+    let free = start + SECOND + BASE_MARGIN;
+    assert_eq!(pacer.claim(free), Ok(()));
+    assert_eq!(pacer.claim(free + BASE_MARGIN), Ok(()));
 }
 
 /// Sends `count` requests as fast as allowed, each timer late by `late`.
@@ -114,6 +135,81 @@ fn a_machine_that_stood_still_once_goes_on_at_nearly_its_old_pace() {
     let sent: Vec<_> = before[10..59].iter().copied().chain([resumed]).chain(after.iter().copied()).collect();
     assert!(at_most(&sent, 50));
     assert!(after[499] - resumed < Duration::from_millis(10_200), "{:?}", after[499] - resumed);
+}
+
+#[test]
+fn a_way_that_stands_still_now_and_then_costs_no_429_and_no_more_time_than_it_took() {
+    let (mut pacer, start) = seasoned(50);
+    let ms = Duration::from_millis;
+    let (mut arrivals, mut answers) = (Vec::new(), VecDeque::new());
+    let mut now = start;
+    while arrivals.len() < 3_200 {
+        // Nothing arrives in the last 45 ms of each 1.93 s.
+        let stall = |at: Instant| {
+            let phase = ((at - start).as_micros() % 1_930_000) as u64;
+            Duration::from_micros(if phase < 1_885_000 { 0 } else { 1_930_000 - phase })
+        };
+        let next = match pacer.claim(now) {
+            Ok(()) => {
+                let arrival = now + stall(now);
+                arrivals.push(arrival);
+                answers.push_back((now, arrival + ms(25)));
+                continue;
+            }
+            Err(at) => at,
+        };
+        while let Some((claimed, answered)) = answers.pop_front_if(|(_, answered)| *answered <= next) {
+            pacer.answered(claimed, answered, false);
+        }
+        now = next;
+    }
+    // But for a moment, by which the quickest answer seems slower than it was.
+    assert!(arrivals.windows(51).all(|run| run[50] - run[0] >= SECOND - Duration::from_micros(20)));
+    let stood_still = 33 * ms(45);
+    assert!(now - start < ms(63_100) + stood_still, "{:?}", now - start);
+}
+
+#[test]
+fn a_jittery_way_draws_a_few_429s_at_first_and_costs_less_than_a_tenth() {
+    let ms = Duration::from_millis;
+    for seed in 1..=12 {
+        let mut jitter = jitter(seed);
+        let start = Instant::now() + SECOND * 5;
+        let mut pacer = Pacer::new(50, start, start);
+        let (mut arrivals, mut answers, mut refusals) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        let mut now = start;
+        while arrivals.len() < 3_000 {
+            let Err(next) = pacer.claim(now) else {
+                let arrival = now + jitter();
+                let refused = arrivals.range(arrival - SECOND + ms(1)..=arrival).count() >= 50;
+                if refused {
+                    refusals.push(arrival - start);
+                } else {
+                    arrivals.insert(arrival);
+                }
+                answers.insert((arrival + ms(1) + jitter(), now, refused));
+                continue;
+            };
+            while let Some(&(answered, claimed, refused)) = answers.first().filter(|(answered, ..)| *answered <= next) {
+                answers.pop_first();
+                pacer.answered(claimed, answered, false);
+                if refused {
+                    pacer.block(answered, answered + ms(300));
+                }
+            }
+            now = next;
+        }
+        assert!(refusals.len() <= 3 && refusals.iter().all(|at| *at < 20 * SECOND), "seed {seed}: {refusals:?}");
+        assert!(now - start < 66 * SECOND + ms(600), "seed {seed}: {:?}", now - start);
+    }
+}
+
+/// Up to 80 ms.
+fn jitter(mut seed: u64) -> impl FnMut() -> Duration {
+    move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Duration::from_micros((seed >> 33) % 80_000)
+    }
 }
 
 #[test]
