@@ -29,6 +29,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use self::gather::Gather;
 use super::tls;
 use crate::error::{ProxyError, Reason};
 use crate::scheduler::Dispatched;
@@ -36,6 +37,7 @@ use crate::upstream::RequestBody;
 
 pub use self::listener::serve;
 
+mod gather;
 mod handover;
 mod listener;
 
@@ -210,7 +212,7 @@ impl Connector {
     async fn connect(self, uri: Uri) -> io::Result<Wire> {
         let to: SocketAddr =
             uri.authority().and_then(|authority| authority.as_str().parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Wire(TokioIo::new(self.dial(to).await?)))
+        Ok(Wire(TokioIo::new(Gather::new(self.dial(to).await?))))
     }
 
     async fn dial(&self, to: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
@@ -242,7 +244,7 @@ impl tower_service::Service<Uri> for Connector {
 }
 
 /// A connection to a peer.
-struct Wire(TokioIo<TlsStream<TcpStream>>);
+struct Wire(TokioIo<Gather<TlsStream<TcpStream>>>);
 
 impl Connection for Wire {
     fn connected(&self) -> Connected {

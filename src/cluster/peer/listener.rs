@@ -18,6 +18,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::gather::Gather;
 use super::{CONNECTION_WINDOW, MAX_HEADERS, PING_INTERVAL, PING_PATIENCE, STREAM_WINDOW, handover};
 use crate::cluster::members::View;
 use crate::cluster::tls;
@@ -120,7 +121,10 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_PATIENCE)
-        .serve_connection(TokioIo::new(stream), service_fn(move |request| handle(to_origin_form(request))));
+        .serve_connection(
+            TokioIo::new(Gather::new(stream)),
+            service_fn(move |request| handle(to_origin_form(request))),
+        );
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => Some(ended),
