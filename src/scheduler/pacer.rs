@@ -199,7 +199,7 @@ impl Pacer {
             let slot = self.spread.get_or_insert(free);
             if *slot + spacing < free {
                 // It could not be taken, so it is not one that nobody wanted.
-                self.behind += free - *slot;
+                self.behind = (self.behind + (free - *slot)).min(SECOND);
                 *slot = free;
             }
             return Err(free.max(*slot));
