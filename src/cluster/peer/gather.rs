@@ -2,7 +2,7 @@
 //!
 //! Each request that is ready wakes the connection, which would write its few bytes by themselves: a TLS record, a system
 //! call and a packet for each. Here a flush lets whatever else is ready to run have its turn first, so that what all of it
-//! writes goes out together. That costs no timer; and where nobody else wrote anything, it is not tried for a while.
+//! writes goes out together. That costs no timer; and where nobody else writes anything, it is rarely tried.
 
 use std::io;
 use std::pin::Pin;
@@ -12,7 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
 
 /// What is gathered at most: a TLS record. Larger pieces go out as they are.
 const CAPACITY: usize = 16 * 1024;
-/// So many flushes go out at once after one that waited for nothing.
+/// After so many flushes in a row that waited for nothing, so many go out at once before the next tries it again.
+const IN_VAIN: u8 = 4;
 const AT_ONCE: u8 = 31;
 
 /// A connection whose writes are gathered.
@@ -20,13 +21,15 @@ pub(super) struct Gather<S> {
     io: BufWriter<S>,
     /// What was there when the others were given their turn.
     yielded: Option<usize>,
+    /// Flushes in a row that waited for nothing.
+    in_vain: u8,
     /// Flushes that go out at once.
     at_once: u8,
 }
 
 impl<S: AsyncWrite> Gather<S> {
     pub(super) fn new(io: S) -> Self {
-        Self { io: BufWriter::with_capacity(CAPACITY, io), yielded: None, at_once: 0 }
+        Self { io: BufWriter::with_capacity(CAPACITY, io), yielded: None, in_vain: 0, at_once: 0 }
     }
 }
 
@@ -52,8 +55,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Some(before) if before == gathered => self.at_once = AT_ONCE,
-            Some(_) => {}
+            Some(before) if before == gathered => {
+                self.in_vain = IN_VAIN.min(self.in_vain + 1);
+                self.at_once = if self.in_vain == IN_VAIN { AT_ONCE } else { 0 };
+            }
+            Some(_) => self.in_vain = 0,
         }
         self.yielded = None;
         Pin::new(&mut self.io).poll_flush(cx)
@@ -102,6 +108,20 @@ mod tests {
         fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
             Pin::new(&mut self.1).poll_shutdown(cx)
         }
+    }
+
+    #[tokio::test]
+    async fn where_nobody_else_writes_a_flush_rarely_waits() {
+        let mut io = Gather::new(tokio::io::sink());
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut waits = Vec::new();
+        for _ in 0..IN_VAIN + AT_ONCE + 2 {
+            io.write_all(b"alone").await.unwrap();
+            waits.push(Pin::new(&mut io).poll_flush(&mut cx).is_pending());
+            assert!(!waits[waits.len() - 1] || Pin::new(&mut io).poll_flush(&mut cx).is_ready());
+        }
+        let expected = |at| at < IN_VAIN || at == IN_VAIN + AT_ONCE;
+        assert_eq!(waits, (0..IN_VAIN + AT_ONCE + 2).map(expected).collect::<Vec<_>>());
     }
 
     #[tokio::test]
