@@ -187,6 +187,11 @@ impl Membership {
         self.members().owned(key, Instant::now())
     }
 
+    /// Who is next to get what a former owner sent here, if this node has left too.
+    fn next_heir(&self, key: &Key, owner: Arc<Member>) -> Option<Arc<Member>> {
+        self.members().next_heir(key, owner, Instant::now())
+    }
+
     /// The former owner of a key of this node's, if its word is to be waited for.
     fn awaited(&self, key: &Key) -> Option<Former> {
         let former = self.members().former_owner(key, Instant::now())?;
@@ -301,7 +306,10 @@ impl Cluster {
                 Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
                     return Ok(Way::There(peer, hops + 1));
                 }
-                Owner::Peer(_) => membership.agreed(key).await?,
+                Owner::Peer(peer) => match membership.next_heir(key, peer).filter(|_| hops > 1 && hops < MAX_HOPS) {
+                    Some(heir) => return Ok(Way::There(heir, hops + 1)),
+                    None => membership.agreed(key).await?,
+                },
                 Owner::OverCapacity => return Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
             }
         }

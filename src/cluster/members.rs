@@ -142,9 +142,13 @@ impl Members {
 
     /// Who would own a key without this node.
     fn owner_without_local(&self, key: &Key) -> Option<Arc<Member>> {
-        let mut ranked = self.ranking.calc_candidates(&Ranked(digest(key))).map(|node| node.value);
-        let other = ranked.find(|&place| Some(place) != self.local)?;
-        self.sorted.get(usize::from(other)).cloned()
+        self.ranked(key).find(|&(place, _)| Some(place) != self.local).map(|(_, member)| member.clone())
+    }
+
+    /// Every member and its place, the owner of a key first, then who would own it without the one before.
+    fn ranked(&self, key: &Key) -> impl Iterator<Item = (u16, &Arc<Member>)> {
+        let places = self.ranking.calc_candidates(&Ranked(digest(key))).map(|node| node.value);
+        places.filter_map(|place| Some((place, self.sorted.get(usize::from(place))?)))
     }
 
     /// The owner at a place that [`Members::rank`] of this view gave.
@@ -213,6 +217,21 @@ impl View {
         let joins = members.list().len() > 1 && now < self.born + YOUTH;
         let joined = self.joined.or(joins.then_some(now));
         Self { members: Arc::new(members), former, born: self.born, joined }
+    }
+
+    /// Who is next to get what came from a former owner that thinks this node its heir, once this node has left too. If it
+    /// has seen no other owner than `owner`, it has not heard that this one left: then it is the next one's.
+    pub fn next_heir(&self, key: &Key, owner: Arc<Member>, now: Instant) -> Option<Arc<Member>> {
+        if self.has_local() {
+            return None;
+        }
+        let heard = self.former.iter().filter(|(changed, _)| *changed + GRACE > now);
+        let same = |owned: Owner| matches!(owned, Owner::Peer(member) if member.name == owner.name);
+        if !heard.map(|(_, members)| members.owner(key)).all(same) {
+            return Some(owner);
+        }
+        let next = self.ranked(key).find(|(_, member)| member.name != owner.name).map(|(_, member)| member.clone());
+        Some(next.unwrap_or(owner))
     }
 
     /// Whether this node owned a key a moment ago.

@@ -72,6 +72,31 @@ async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_no
     assert_eq!(cluster.way(&key, MAX_HOPS, true).await.unwrap_err(), refused);
 }
 
+#[tokio::test]
+async fn what_one_that_leaves_sends_to_another_that_leaves_goes_on_to_who_stays() {
+    let now = Instant::now();
+    let three = || Members::new(1, (1..=3).map(member), member(1).gossip, 4);
+    let before = View::new(three(), now);
+    let (membership, publish) = membership(three());
+    // This node is the heir of the key's owner.
+    let owned_by = |view: &View, key: &Key, number: u8| view.owner(key) == Owner::Peer(Arc::new(member(number)));
+    let heir = View::new(Members::new(1, [member(1), member(3)], member(1).gossip, 4), now);
+    let mut keys = (0..=255).map(|byte| [byte; 32]);
+    let key = keys.find(|key| owned_by(&before, key, 2) && heir.owner(key) == Owner::Local).unwrap();
+    let cluster = Cluster::Member(Arc::new(membership));
+    let left = before.followed_by(three().without_local(2).unwrap(), now);
+    publish.send_replace(Arc::new(left));
+    let Ok(Way::There(next, 3)) = cluster.way(&key, 2, false).await else { panic!("a third hop") };
+    assert_eq!(*next, member(3), "the owner has sent it, so it is not the owner any more");
+    let refused = ProxyError::Unavailable(Reason::ClusterRouting);
+    assert_eq!(cluster.way(&key, MAX_HOPS, false).await.unwrap_err(), refused);
+    // It has heard that the owner left before it left itself.
+    let alone = Members::new(2, [member(1), member(3)], member(1).gossip, 4);
+    let gone = before.followed_by(alone, now).followed_by(Members::new(3, [member(3)], member(1).gossip, 4), now);
+    publish.send_replace(Arc::new(gone));
+    assert!(matches!(cluster.way(&key, 2, false).await, Ok(Way::There(next, 3)) if *next == member(3)));
+}
+
 #[test]
 fn only_unauthenticated_interactions_are_spread_by_what_they_are_for() {
     let key_of = |authorization: Option<&[u8]>, path: &str| {
