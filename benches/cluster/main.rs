@@ -3,7 +3,7 @@
 //! owner among 32. Machines are noisy: only the ratios taken within one round mean something.
 //!
 //! `cargo bench --bench cluster` needs `nginx`, `wrk` and `taskset` (Debian: `nginx-light`, `wrk`, `util-linux`), uses
-//! loopback only and takes about seven minutes. `cargo bench --bench cluster -- --quick` takes one round of each.
+//! loopback only and takes about eight minutes. `cargo bench --bench cluster -- --quick` takes one round of each.
 //!
 //! All proxies and nodes share one core, upstream and load have the other.
 
