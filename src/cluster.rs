@@ -306,10 +306,14 @@ impl Cluster {
                 Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
                     return Ok(Way::There(peer, hops + 1));
                 }
-                Owner::Peer(peer) => match membership.next_heir(key, peer).filter(|_| hops > 1 && hops < MAX_HOPS) {
-                    Some(heir) => return Ok(Way::There(heir, hops + 1)),
-                    None => membership.agreed(key).await?,
-                },
+                Owner::Peer(peer) => {
+                    // A first hop comes from an entry node that was mistaken, not from a former owner.
+                    let handed_on = hops > 1 && hops < MAX_HOPS;
+                    match handed_on.then(|| membership.next_heir(key, peer)).flatten() {
+                        Some(heir) => return Ok(Way::There(heir, hops + 1)),
+                        None => membership.agreed(key).await?,
+                    }
+                }
                 Owner::OverCapacity => return Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
             }
         }

@@ -24,8 +24,8 @@
 //!    refuses. From here to the last byte of its answer the request holds a [`front::guard`].
 //! 3. [`route`] says what the request is for and [`identity`] who asks, both from a look at the head alone.
 //! 4. [`front::headers`] makes the headers that go to Discord.
-//! 5. [`cluster`] says who owns the credential. A peer's request crosses to it by [`cluster::peer`], once, and comes back
-//!    the same way; what is ours (alone, everything is) goes on here.
+//! 5. [`cluster`] says who owns the credential. A peer's request crosses to it by [`cluster::peer`], once unless the credential
+//!    moves meanwhile, and comes back the same way; what is ours (alone, everything is) goes on here.
 //! 6. [`scheduler`] dispatches it under one deadline. [`scheduler::clients`] finds the credential's state, which is a pure
 //!    state machine behind one lock, the [`scheduler::client`]; [`scheduler::gate`] waits at it and holds what it grants:
 //!    - [`scheduler::routes`]: no hold on the route, and the bucket (or buckets) it counts in;

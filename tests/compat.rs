@@ -4,8 +4,6 @@
 //! is not possible the tests say so and pass, unless `CI` is set.
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
 
-mod support;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

@@ -7,20 +7,26 @@ use std::time::{Duration, Instant};
 use support::PATIENCE;
 use support::client::Client;
 use support::process::Process;
-use support::upstream::Upstream;
+use support::upstream::{Arrival, Upstream};
 use tokio::process::Command;
 use tokio::time::sleep;
 
 const GET: &str = "GET /channels/100000000000000001/messages HTTP/1.1\r\nhost: a\r\n\r\n";
 
+/// A process with a request on its way, whose answer the upstream still has to give.
+async fn underway() -> (Process, Client, Arrival) {
+    let mut upstream = Upstream::start().await;
+    let process = Process::start(upstream.address).await;
+    let mut client = Client::connect(process.address).await;
+    client.send(GET).await;
+    let arrival = upstream.next().await;
+    (process, client, arrival)
+}
+
 #[tokio::test]
 async fn sigterm_and_sigint_let_an_admitted_request_finish() {
     for signal in ["TERM", "INT"] {
-        let mut upstream = Upstream::start().await;
-        let process = Process::start(upstream.address).await;
-        let mut client = Client::connect(process.address).await;
-        client.send(GET).await;
-        let arrival = upstream.next().await;
+        let (process, mut client, arrival) = underway().await;
         process.signal(signal).await;
         draining(&process).await;
         arrival.ok("finished").await;
@@ -31,11 +37,7 @@ async fn sigterm_and_sigint_let_an_admitted_request_finish() {
 
 #[tokio::test]
 async fn a_connection_made_right_before_the_drain_has_its_first_request_answered() {
-    let mut upstream = Upstream::start().await;
-    let process = Process::start(upstream.address).await;
-    let mut client = Client::connect(process.address).await;
-    client.send(GET).await;
-    let arrival = upstream.next().await;
+    let (process, mut client, arrival) = underway().await;
     let mut silent = Client::connect(process.address).await;
     // Connections are accepted in the order they were made in.
     assert_eq!(Client::connect(process.address).await.get("/nirn/healthz").await.status, 200);
@@ -57,11 +59,7 @@ async fn draining(process: &Process) {
 
 #[tokio::test]
 async fn a_second_signal_a_second_later_stops_at_once() {
-    let mut upstream = Upstream::start().await;
-    let process = Process::start(upstream.address).await;
-    let mut client = Client::connect(process.address).await;
-    client.send(GET).await;
-    let _unanswered = upstream.next().await;
+    let (process, _client, _unanswered) = underway().await;
     process.signal("TERM").await;
     sleep(Duration::from_millis(1_500)).await;
     let start = Instant::now();

@@ -17,7 +17,6 @@ use http::header::TRANSFER_ENCODING;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use hyper::body::{Body, Bytes, Frame, Incoming};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -201,6 +200,9 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
+/// A connection to a peer.
+type Wire = TokioIo<Gather<TlsStream<TcpStream>>>;
+
 /// Dials peers.
 #[derive(Clone)]
 struct Connector {
@@ -212,7 +214,7 @@ impl Connector {
     async fn connect(self, uri: Uri) -> io::Result<Wire> {
         let to: SocketAddr =
             uri.authority().and_then(|authority| authority.as_str().parse().ok()).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Wire(TokioIo::new(Gather::new(self.dial(to).await?))))
+        Ok(TokioIo::new(Gather::new(self.dial(to).await?)))
     }
 
     async fn dial(&self, to: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
@@ -243,44 +245,9 @@ impl tower_service::Service<Uri> for Connector {
     }
 }
 
-/// A connection to a peer.
-struct Wire(TokioIo<Gather<TlsStream<TcpStream>>>);
-
-impl Connection for Wire {
+impl<S> Connection for Gather<S> {
     fn connected(&self) -> Connected {
         Connected::new()
-    }
-}
-
-impl Read for Wire {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buffer)
-    }
-}
-
-impl Write for Wire {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
     }
 }
 

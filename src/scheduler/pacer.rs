@@ -241,12 +241,12 @@ impl Pacer {
     /// for. What `waited` for a connection is late by itself, whatever others' answers say. Of either the margin covers the
     /// first.
     pub fn answered(&mut self, claimed: Instant, now: Instant, waited: bool) {
-        let took = claimed.elapsed_at(now);
-        if !waited {
-            self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
-        }
         if self.limit > EXACT_UP_TO {
             return;
+        }
+        if !waited {
+            let took = claimed.elapsed_at(now);
+            self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
         }
         // Before any answer came over an open connection, nobody knows how quick one can be.
         let quickest = if self.quickest == Duration::MAX { Duration::ZERO } else { self.quickest };
