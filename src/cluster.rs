@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use bytes::Bytes;
 use http::Request;
+use http_body::Body;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -29,7 +31,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use self::members::{Former, Key, Member, Members, Owner, View};
 use self::owners::Owners;
-use self::peer::{Passed, Peers};
+use self::peer::Peers;
 use self::swim::{Gossip, Settings};
 use self::tls::Pem;
 use crate::config::{self, Config};
@@ -373,7 +375,7 @@ impl Cluster {
     /// Sends a request on to its owner, see [`Peers::forward`].
     pub async fn forward<B>(&self, to: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
     where
-        B: Into<Passed>,
+        B: Body<Data = Bytes, Error: Send> + Send + 'static,
     {
         match self {
             Self::Alone => Err(ProxyError::Unavailable(Reason::ClusterRouting)),

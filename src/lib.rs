@@ -64,6 +64,7 @@ pub mod daemon;
 pub mod error;
 pub mod front;
 pub mod identity;
+pub mod inbound;
 pub mod observe;
 pub mod probe;
 pub mod route;

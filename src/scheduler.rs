@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{Request, Response};
-use hyper::body::{Body, Incoming};
+use http_body::Body;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
@@ -21,6 +21,7 @@ use crate::config::Scheduling;
 use crate::error::{ProxyError, Reason};
 use crate::front::headers;
 use crate::identity::Identity;
+use crate::inbound::Inbound;
 use crate::observe::metrics::RouteMetrics;
 use crate::upstream::{RequestBody, Upstream};
 
@@ -130,7 +131,7 @@ impl Scheduler {
     pub fn dispatch<'a>(
         &'a self,
         mut parts: Box<Parts>,
-        body: Incoming,
+        body: Inbound,
         identity: &'a Identity,
         want: Want,
         metrics: RouteMetrics,
@@ -269,7 +270,7 @@ impl Shared {
     /// not known, and what a channel edit edits.
     async fn take(
         &self,
-        body: Incoming,
+        body: Inbound,
         parts: &mut Parts,
         ask: &mut Ask,
         channel_edit: bool,

@@ -18,6 +18,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{HOST, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
@@ -25,6 +26,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
 use crate::config;
+use crate::inbound::Inbound;
 
 pub use self::body::{BodyError, RequestBody};
 use self::connect::Connector;
@@ -82,7 +84,7 @@ struct Target {
 #[derive(Debug)]
 pub struct Answer {
     /// Its head, and its body still to be read.
-    pub response: Response<Incoming>,
+    pub response: Response<Inbound>,
     /// When REQUEST_TIMEOUT ends for the body. Far away if the answer came before the upload's end: then the upload is
     /// bounded by its progress, and the whole by the caller's own deadline.
     pub body_deadline: Instant,
@@ -135,6 +137,7 @@ impl Upstream {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(SendError::Failed { message: "the answer switches protocols without being asked to".into() });
         }
+        let response = Inbound::response(response);
         let body_deadline = clock.answered();
         Ok(Answer { response, body_deadline, waited })
     }
@@ -215,14 +218,14 @@ pub struct Collected {
     /// Whether that is the whole body; its connection can then be used again.
     pub complete: bool,
     /// What is left, to be passed on after `bytes`; dropping it closes the connection. `None` too if the body broke off.
-    pub rest: Option<Incoming>,
+    pub rest: Option<Inbound>,
 }
 
 /// Reads a body until its end, until at least `limit` bytes are there, until it fails or until the deadline.
-pub async fn read_limited(mut body: Incoming, limit: usize, deadline: Instant) -> Collected {
+pub async fn read_limited(mut body: Inbound, limit: usize, deadline: Instant) -> Collected {
     let mut bytes = BytesMut::new();
     loop {
-        if bytes.len() >= limit && !hyper::body::Body::is_end_stream(&body) {
+        if bytes.len() >= limit && !body.is_end_stream() {
             return Collected { bytes: bytes.freeze(), complete: false, rest: Some(body) };
         }
         match tokio::time::timeout_at(deadline, body.frame()).await {

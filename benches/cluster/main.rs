@@ -3,7 +3,7 @@
 //! owner among 32. Machines are noisy: only the ratios taken within one round mean something.
 //!
 //! `cargo bench --bench cluster` needs `nginx`, `wrk` and `taskset` (Debian: `nginx-light`, `wrk`, `util-linux`), uses
-//! loopback only and takes about eight minutes. `cargo bench --bench cluster -- --quick` takes one round of each.
+//! loopback only and takes about six minutes. `cargo bench --bench cluster -- --quick` takes one round of each.
 //!
 //! All proxies and nodes share one core, upstream and load have the other.
 
@@ -24,16 +24,14 @@ use servers::{Nginx, Upstream, Way};
 
 /// Seconds of one run.
 const SECONDS: u32 = 4;
-/// Rounds; of the latency more, since what a hop adds to it is a small difference of two times that vary as much.
 const ROUNDS: usize = 5;
-const LATENCY_ROUNDS: usize = 13;
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let (rounds, latency_rounds) = if quick { (1, 1) } else { (ROUNDS, LATENCY_ROUNDS) };
+    let rounds = if quick { 1 } else { ROUNDS };
     lookup::run();
     let upstream = Upstream::start(Way::Plain);
-    latency(&upstream, latency_rounds);
+    latency(&upstream, rounds);
     cpu(&upstream, rounds);
     hand_over(&upstream, rounds);
 }
@@ -41,17 +39,18 @@ fn main() {
 fn latency(upstream: &Upstream, rounds: usize) {
     let (mut nginx, mut nirn, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let plain = Nginx::start(upstream);
-        let without = paced::run(plain.address()).0;
-        drop(plain);
-        let hop = Hop::start(upstream.address());
-        nginx.push(paced::run(hop.address()).0 - without);
-        drop(hop);
+        let (plain, hop) = (Nginx::start(upstream), Hop::start(upstream.address()));
         let nodes = Nodes::start(upstream.address());
         let (owner, other) = nodes.owner_and_other();
-        let without = paced::run(owner).0;
-        nirn.push(paced::run(other).0 - without);
-        ratios.push(nirn[nirn.len() - 1] / nginx[nginx.len() - 1]);
+        let half = |address| paced::run(address).0;
+        let turns = || {
+            let added = [plain.address(), hop.address(), owner, other].map(half);
+            (added[1] - added[0], added[3] - added[2])
+        };
+        let (theirs, ours): (Vec<f64>, Vec<f64>) = (0..paced::TURNS).map(|_| turns()).unzip();
+        nginx.push(median(&theirs));
+        nirn.push(median(&ours));
+        ratios.push(median(&ours) / median(&theirs));
     }
     println!("\n| a hop at 1,000 requests/s | adds to the median | against nginx (median, spread) |\n|---|---|---|");
     println!("| nginx, TLS | {:.3} ms | 1 |", median(&nginx));

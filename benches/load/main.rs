@@ -48,11 +48,11 @@ fn latency(upstream: &Upstream, rounds: usize) {
     println!("\n| at 1,000 requests/s | median | p99 | median over nginx | p99 over nginx |\n|---|---|---|---|---|");
     let (mut nginx, mut nirn) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let plain = Nginx::start(upstream);
-        nginx.push(paced::run(plain.address()));
-        drop(plain);
-        let proxy = Proxy::start(upstream);
-        nirn.push(paced::run(proxy.address()));
+        let (plain, proxy) = (Nginx::start(upstream), Proxy::start(upstream));
+        for _ in 0..paced::TURNS {
+            nginx.push(paced::run(plain.address()));
+            nirn.push(paced::run(proxy.address()));
+        }
     }
     let pick = |runs: &[(f64, f64)], tail: bool| -> Vec<f64> {
         runs.iter().map(|(half, p99)| if tail { *p99 } else { *half }).collect()

@@ -26,6 +26,7 @@ use super::headers::MAX_HEAD_BYTES;
 use super::link::{End, Link};
 use super::socket::{Patience, Socket};
 use super::unread;
+use crate::inbound::Inbound;
 
 /// How HTTP/2 with prior knowledge begins (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -115,7 +116,7 @@ impl Client {
         &self,
     ) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Gone, Future: Send> + use<> {
         let (handler, link) = (Arc::clone(&self.handler), Arc::clone(&self.link));
-        service_fn(move |request: Request<Incoming>| Arc::clone(&handler).handle(request, &link, Origin::Public))
+        service_fn(move |request| Arc::clone(&handler).handle(Inbound::request(request), &link, Origin::Public))
     }
 
     fn serve_http1(mut self, socket: Socket) -> impl Future<Output = ()> {

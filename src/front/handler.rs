@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
-use hyper::body::{Body as _, Incoming};
+use http_body::Body as _;
 use pin_project_lite::pin_project;
 use tokio::time::timeout_at;
 
@@ -26,6 +26,7 @@ use crate::cluster::members::{Key, Member};
 use crate::cluster::{self, Cluster, Way, peer};
 use crate::error::{ProxyError, Reason};
 use crate::identity::Identity;
+use crate::inbound::Inbound;
 use crate::observe::metrics::{Metrics, RouteMetrics};
 use crate::route::Route;
 use crate::scheduler::client::Ask;
@@ -76,7 +77,7 @@ impl std::error::Error for Gone {}
 /// A request that was admitted, with what its way to Discord needs.
 struct Walk {
     parts: Box<Parts>,
-    body: Incoming,
+    body: Inbound,
     ask: Ask,
     channel_edit: bool,
     identity: Identity,
@@ -120,7 +121,7 @@ impl Handler {
     /// When the client went away before there was an answer.
     pub fn handle(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<Inbound>,
         link: &Arc<Link>,
         origin: Origin,
     ) -> impl Future<Output = Result<Response<Body>, Gone>> + Send + use<> {
@@ -131,7 +132,7 @@ impl Handler {
     }
 
     /// Health, refusals, a slot, and what the request is.
-    fn begin(&self, request: Request<Incoming>, link: &Arc<Link>, origin: Origin) -> Result<Walk, Answered> {
+    fn begin(&self, request: Request<Inbound>, link: &Arc<Link>, origin: Origin) -> Result<Walk, Answered> {
         let fault = link.request();
         if origin == Origin::Peer {
             self.metrics.routed_received();
@@ -153,7 +154,7 @@ impl Handler {
 
     fn classify(
         &self,
-        request: Request<Incoming>,
+        request: Request<Inbound>,
         slot: Slot,
         link: &Arc<Link>,
         origin: Origin,
@@ -249,7 +250,7 @@ impl Handler {
 
     async fn pass_on<B>(&self, peer: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
     where
-        B: Into<peer::Passed>,
+        B: http_body::Body<Data = Bytes, Error: Send> + Send + 'static,
     {
         self.metrics.routed_sent();
         let answered = self.cluster.forward(peer, request, hop).await;
@@ -287,7 +288,7 @@ impl Handler {
 }
 
 /// What is answered here whatever the proxy's state.
-fn refusal(request: &Request<Incoming>, fault: Option<Fault>) -> Option<ProxyError> {
+fn refusal(request: &Request<Inbound>, fault: Option<Fault>) -> Option<ProxyError> {
     match fault {
         Some(Fault::TwoLengths) => {
             return Some(ProxyError::BadRequest("a request has a Content-Length or a Transfer-Encoding, not both"));

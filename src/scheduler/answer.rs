@@ -5,15 +5,15 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 
+use crate::inbound::Inbound;
 use crate::upstream::Collected;
 
 /// An answer's body.
 #[derive(Debug)]
 pub struct AnswerBody {
     read: Bytes,
-    rest: Option<Incoming>,
+    rest: Option<Inbound>,
     broken: bool,
 }
 
@@ -21,8 +21,8 @@ pub struct AnswerBody {
 #[derive(Debug)]
 pub struct Broken;
 
-impl From<Incoming> for AnswerBody {
-    fn from(rest: Incoming) -> Self {
+impl From<Inbound> for AnswerBody {
+    fn from(rest: Inbound) -> Self {
         Self { read: Bytes::new(), rest: Some(rest), broken: false }
     }
 }

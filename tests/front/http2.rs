@@ -8,7 +8,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::TcpStream;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -180,4 +181,30 @@ async fn a_connection_that_breaks_frees_everything_its_streams_held() {
     wire.shutdown(std::net::Shutdown::Both).unwrap();
     eventually("all are counted", || node.failures("client_closed") == 3.0).await;
     eventually("nothing is open", || node.open() == 0.0).await;
+}
+
+#[tokio::test]
+async fn an_upload_that_its_client_resets_never_looks_whole_to_discord() {
+    let discord = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let node = Node::start(discord.local_addr().unwrap());
+    let stream = TcpStream::connect(node.address()).await.unwrap();
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for reason in [h2::Reason::CANCEL, h2::Reason::NO_ERROR].repeat(10) {
+        let request = Request::post("http://proxy/channels/100000000000000001/messages").body(()).unwrap();
+        let (_answer, mut upload) = requests.clone().ready().await.unwrap().send_request(request, false).unwrap();
+        upload.send_data(Bytes::from_static(b"part"), false).unwrap();
+        let (mut wire, _) = discord.accept().await.unwrap();
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"4\r\npart\r\n") {
+            assert!(timeout(PATIENCE, wire.read_buf(&mut seen)).await.expect("a part in time").unwrap() > 0);
+        }
+        upload.send_reset(reason);
+        // However the connection ends: a last chunk would end the upload.
+        timeout(PATIENCE, wire.read_to_end(&mut seen)).await.expect("an end in time").ok();
+        let seen = String::from_utf8(seen).unwrap();
+        assert!(seen.ends_with("4\r\npart\r\n"), "{reason}: {seen}");
+    }
+    eventually("all are counted", || node.failures("client_closed") == 20.0).await;
+    connection.abort();
 }

@@ -1,6 +1,7 @@
 //! TLS: whom it trusts, which protocol it speaks, and what it says when it fails.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,12 +15,28 @@ use nirn_proxy::config;
 use nirn_proxy::upstream::{RequestBody, SendError};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::support::*;
 
 /// A TLS server that tells what it was asked, and the certificate that it has to be trusted by.
 pub(crate) async fn server(names: &[&str], protocols: &[&str]) -> (Server, Vec<u8>) {
+    server_by(names, protocols, |stream| async move {
+        let http = auto::Builder::new(TokioExecutor::new());
+        http.serve_connection(TokioIo::new(stream), service_fn(tell)).await.map_err(io::Error::other)
+    })
+    .await
+}
+
+/// The same, by what serves a connection.
+async fn server_by<F, R>(names: &[&str], protocols: &[&str], serve: F) -> (Server, Vec<u8>)
+where
+    F: Fn(TlsStream<TcpStream>) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = io::Result<()>> + Send + 'static,
+{
     let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
     let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
     let certificate = made.cert.der().clone();
@@ -34,12 +51,8 @@ pub(crate) async fn server(names: &[&str], protocols: &[&str]) -> (Server, Vec<u
     tls.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let server = Server::start(move |_, stream| {
-        let acceptor = acceptor.clone();
-        async move {
-            let stream = TokioIo::new(acceptor.accept(stream).await?);
-            let http = auto::Builder::new(TokioExecutor::new());
-            http.serve_connection(stream, service_fn(tell)).await.map_err(std::io::Error::other)
-        }
+        let (acceptor, serve) = (acceptor.clone(), serve.clone());
+        async move { serve(acceptor.accept(stream).await?).await }
     })
     .await;
     (server, certificate.to_vec())
@@ -106,6 +119,77 @@ async fn http_2_is_spoken_when_both_sides_want_it() {
     let told = text(client.send(post).await.expect("an answer")).await;
     assert_eq!(told, format!("HTTP/2.0 POST / {host} hosts=0 body=1048576"));
     assert_eq!(server.connections(), 1);
+}
+
+/// A server that answers a request's head with a piece, ended or not, and resets the stream when it is told to. It says
+/// when the reset has been taken in.
+struct Resetting {
+    _server: Server,
+    settings: config::Upstream,
+    told: Arc<Notify>,
+    taken: Arc<Notify>,
+}
+
+impl Resetting {
+    async fn start(ended: bool, reason: h2::Reason) -> Self {
+        let (told, taken) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let both = (told.clone(), taken.clone());
+        let (server, root) = server_by(&["localhost"], &["h2"], move |stream| {
+            let (told, taken) = both.clone();
+            async move {
+                let mut connection = h2::server::handshake(stream).await.map_err(io::Error::other)?;
+                let mut pings = connection.ping_pong().expect("the first taker");
+                let (_request, mut respond) =
+                    connection.accept().await.expect("a request").map_err(io::Error::other)?;
+                tokio::spawn(async move {
+                    let mut answer = respond.send_response(Response::new(()), false).expect("a stream");
+                    answer.send_data(Bytes::from_static(b"piece"), ended).expect("a stream");
+                    told.notified().await;
+                    answer.send_reset(reason);
+                    pings.ping(h2::Ping::opaque()).await.expect("a connection");
+                    taken.notify_one();
+                });
+                while connection.accept().await.is_some() {}
+                Ok(())
+            }
+        })
+        .await;
+        let mut settings = secure(&server, root);
+        settings.http2 = true;
+        Self { _server: server, settings, told, taken }
+    }
+
+    async fn reset(&self) {
+        self.told.notify_one();
+        tokio::time::timeout(PATIENCE, self.taken.notified()).await.expect("a reset in time");
+    }
+}
+
+#[tokio::test]
+async fn an_http_2_answer_that_is_reset_has_broken_off() {
+    for reason in [h2::Reason::CANCEL, h2::Reason::NO_ERROR, h2::Reason::INTERNAL_ERROR] {
+        let server = Resetting::start(false, reason).await;
+        let client = client(&server.settings);
+        let request = request(Method::GET, "/x", server.settings.authority.as_str(), RequestBody::empty());
+        let mut body = client.send(request).await.expect("an answer").response.into_body();
+        assert_eq!(body.frame().await.expect("a piece").expect("a piece").into_data().expect("data"), "piece");
+        server.reset().await;
+        assert!(body.frame().await.expect("an error").is_err(), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_http_2_answer_that_comes_before_the_uploads_end_is_whole() {
+    let server = Resetting::start(true, h2::Reason::NO_ERROR).await;
+    let (pieces, body) = Fed::new();
+    let mut kept = vault().keep(body, Some(1 << 20)).await.expect("room");
+    pieces.send(Ok(Bytes::from_static(b"begun"))).await.expect("a reader");
+    let body = kept.attempt().expect("a first attempt");
+    let client = client(&server.settings);
+    let request = request(Method::POST, "/x", server.settings.authority.as_str(), body);
+    let answer = client.send(request).await.expect("an answer");
+    server.reset().await;
+    assert_eq!(text(answer).await, "piece");
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
 //! The listener for peers: verified nodes only, and a handler that is told nothing but the request.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::server::{self, SendResponse};
+use h2::{Reason, RecvStream};
 use http::{Request, Response, Uri};
-use hyper::body::Incoming;
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use http_body::Body;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -19,9 +20,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::gather::Gather;
-use super::{CONNECTION_WINDOW, MAX_HEADERS, PING_INTERVAL, PING_PATIENCE, STREAM_WINDOW, handover};
+use super::{CONNECTION_WINDOW, MAX_HEADERS, STREAM_WINDOW, handover, stream};
 use crate::cluster::members::View;
 use crate::cluster::tls;
+use crate::inbound::Inbound;
 
 /// For a handshake.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
@@ -48,11 +50,10 @@ pub async fn serve<H, T, F, B, E>(
     take: T,
 ) where
     T: Fn(&[u8]) + Clone + Send + 'static,
-    H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    H: Fn(Request<Inbound>) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B: Body<Data = Bytes, Error: Send> + Send + 'static,
+    E: Send + 'static,
 {
     let acceptor = TlsAcceptor::from(tls);
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
@@ -77,7 +78,7 @@ pub async fn serve<H, T, F, B, E>(
             drop(permit);
             let Ok(Some(stream)) = accepted else { return };
             if stream.get_ref().1.alpn_protocol() != Some(tls::HANDOVER) {
-                answer(stream, handle, closing).await;
+                serve_streams(stream, handle, closing).await;
             } else if let Ok(_permit) = handovers.acquire().await {
                 // One that breaks off had nothing to say.
                 handover::hear(stream, take).await.ok();
@@ -104,43 +105,71 @@ async fn shake_hands(
     (known && spoken).then_some(stream)
 }
 
-async fn answer<H, F, B, E>(stream: TlsStream<TcpStream>, handle: H, mut closing: watch::Receiver<bool>)
+async fn serve_streams<H, F, B, E>(stream: TlsStream<TcpStream>, handle: H, mut closing: watch::Receiver<bool>)
 where
-    H: Fn(Request<Incoming>) -> F + Send + 'static,
+    H: Fn(Request<Inbound>) -> F + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B: Body<Data = Bytes, Error: Send> + Send + 'static,
+    E: Send + 'static,
 {
-    let connection = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
+    let shaken = server::Builder::new()
+        .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_send_buf_size(STREAM_WINDOW as usize)
+        .max_send_buffer_size(STREAM_WINDOW as usize)
         .max_header_list_size(MAX_HEADERS)
         .max_concurrent_streams(MAX_STREAMS)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_PATIENCE)
-        .serve_connection(
-            TokioIo::new(Gather::new(stream)),
-            service_fn(move |request| handle(to_origin_form(request))),
-        );
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => Some(ended),
-        _ = closing.wait_for(|closing| *closing) => None,
-    };
-    if ended.is_none() {
-        connection.as_mut().graceful_shutdown();
-        // A connection that breaks takes its requests with it; they know.
-        connection.await.ok();
+        .handshake(Gather::new(stream))
+        .await;
+    let Ok(mut connection) = shaken else { return };
+    let mut silent = pin!(stream::silence(connection.ping_pong()));
+    let mut serving = true;
+    loop {
+        tokio::select! {
+            biased;
+            accepted = connection.accept() => match accepted {
+                Some(Ok((request, respond))) => {
+                    let answering = handle(at_owner(request));
+                    tokio::spawn(answer(answering, respond));
+                }
+                // A connection that breaks takes its requests with it; they know.
+                Some(Err(_)) | None => return,
+            },
+            () = &mut silent => return,
+            _ = closing.wait_for(|closing| *closing), if serving => {
+                serving = false;
+                connection.graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Answers a request, unless the peer gives it up or the connection ends: then what answers it is dropped.
+async fn answer<F, B, E>(answering: F, mut respond: SendResponse<Bytes>)
+where
+    F: Future<Output = Result<Response<B>, E>>,
+    B: Body<Data = Bytes>,
+{
+    let mut answering = pin!(answering);
+    let answered = poll_fn(|cx| match answering.as_mut().poll(cx) {
+        Poll::Ready(answered) => Poll::Ready(answered.ok()),
+        Poll::Pending => respond.poll_reset(cx).map(|_| None),
+    });
+    let Some(response) = answered.await else { return respond.send_reset(Reason::INTERNAL_ERROR) };
+    let (parts, body) = response.into_parts();
+    let ends = body.is_end_stream();
+    match respond.send_response(Response::from_parts(parts, ()), ends) {
+        Ok(stream) if !ends => stream::send(body, stream).await,
+        Ok(_) => {}
+        Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
     }
 }
 
 /// The target as the client gave it to the entry node: `:authority` was only the way here.
-fn to_origin_form(mut request: Request<Incoming>) -> Request<Incoming> {
-    if let Some(target) = request.uri().path_and_query().cloned() {
-        *request.uri_mut() = Uri::from(target);
+fn at_owner(request: Request<RecvStream>) -> Request<Inbound> {
+    let (mut parts, stream) = request.into_parts();
+    if let Some(target) = parts.uri.path_and_query().cloned() {
+        parts.uri = Uri::from(target);
     }
-    request
+    let body = Inbound::from_peer(&parts.headers, stream);
+    Request::from_parts(parts, body)
 }

@@ -1,37 +1,42 @@
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::Response;
+use http_body::Frame;
 use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::cluster::members::{Member, Members, View};
 use crate::cluster::tls::tests::{Ca, NOW};
 use crate::cluster::tls::{HOP, Pem, Tls, configure};
+use crate::inbound::BrokenOff;
 
-const HOME: &str = "127.0.0.1";
+pub(super) const HOME: &str = "127.0.0.1";
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-fn tls(pem: &Pem) -> Tls {
+pub(super) fn tls(pem: &Pem) -> Tls {
     configure(pem, HOME.parse().unwrap(), NOW).unwrap()
 }
 
 /// A listener for peers around a handler, and the switch that closes it.
-struct Peer {
-    address: SocketAddr,
-    closing: watch::Sender<bool>,
-    served: tokio::task::JoinHandle<()>,
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    pub(super) closing: watch::Sender<bool>,
+    pub(super) served: tokio::task::JoinHandle<()>,
 }
 
-async fn peer<H, F>(tls: &Tls, handle: H) -> Peer
+pub(super) async fn peer<H, F, B>(tls: &Tls, handle: H) -> Peer
 where
-    H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+    H: Fn(Request<Inbound>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Send> + Send + 'static,
 {
     let listener = TcpListener::bind((HOME, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -54,8 +59,10 @@ async fn entry(peers: Peers, to: SocketAddr) -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let peers = peers.clone();
-            let service = hyper::service::service_fn(move |request| {
+            let service = hyper::service::service_fn(move |mut request: Request<hyper::body::Incoming>| {
                 let peers = peers.clone();
+                // As the front does.
+                request.headers_mut().remove(http::header::CONNECTION);
                 async move {
                     Ok::<_, Infallible>(match peers.forward(to, request, 1).await {
                         Ok(dispatched) => dispatched.response.map(|body| body.map_err(|_| "broken").boxed()),
@@ -82,19 +89,20 @@ async fn ask(entry: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(entry).await.unwrap();
     stream.write_all(request).await.unwrap();
     let mut text = Vec::new();
-    timeout(Duration::from_secs(20), stream.read_to_end(&mut text)).await.expect("in time").unwrap();
+    timeout(PATIENCE, stream.read_to_end(&mut text)).await.expect("in time").unwrap();
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn peers(tls: &Tls) -> Peers {
+pub(super) fn peers(tls: &Tls) -> Peers {
     Peers::new(tls.client.clone(), Some(HOME.parse().unwrap()), Duration::from_secs(5))
 }
 
-async fn describe(request: Request<Incoming>) -> Response<Full<Bytes>> {
+pub(super) async fn describe(request: Request<Inbound>) -> Response<Full<Bytes>> {
     let (parts, body) = request.into_parts();
+    let declared = body.size_hint().exact();
     let length = body.collect().await.map(|body| body.to_bytes().len()).unwrap_or_default();
     let hop = parts.headers.get(HOP_HEADER).map(|value| value.to_str().unwrap().to_owned());
-    let text = format!("{} {} {:?} {length}", parts.method, parts.uri.path_and_query().unwrap(), hop);
+    let text = format!("{} {} {:?} {length} of {declared:?}", parts.method, parts.uri.path_and_query().unwrap(), hop);
     let twice = Response::builder().header("set-cookie", "a=1").header("set-cookie", "b=2");
     twice.body(text.into()).unwrap()
 }
@@ -107,7 +115,7 @@ async fn a_request_and_its_answer_cross_with_everything_they_carry() {
     let raw = "//a%2Fb/..//%zz/?x={y}&&";
     let text = format!("POST {raw} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello");
     let answer = ask(entry, text.as_bytes()).await;
-    assert!(answer.contains(&format!("POST {raw} Some(\"1\") 5")), "{answer}");
+    assert!(answer.contains(&format!("POST {raw} Some(\"1\") 5 of Some(5)")), "{answer}");
     assert!(answer.contains("set-cookie: a=1\r\nset-cookie: b=2\r\n"), "{answer}");
     let query = ask(entry, b"GET /a? HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(query.contains("GET /a? Some"), "{query}");
@@ -123,41 +131,147 @@ async fn a_large_upload_crosses_in_windows() {
         format!("PUT /up HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n").into_bytes();
     text.resize(text.len() + size, b'x');
     let answer = ask(entry, &text).await;
-    assert!(answer.contains(&format!("PUT /up Some(\"1\") {size}")), "{}", &answer[..answer.len().min(300)]);
+    assert!(
+        answer.contains(&format!("PUT /up Some(\"1\") {size} of Some({size})")),
+        "{}",
+        &answer[..answer.len().min(300)]
+    );
+}
+
+/// Requests that run at an owner which never answers.
+#[derive(Clone, Default)]
+pub(super) struct Running(Arc<AtomicUsize>);
+
+struct Run(Running);
+
+impl Running {
+    pub(super) async fn run(self, _: Request<Inbound>) -> Response<Full<Bytes>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let _run = Run(self);
+        std::future::pending().await
+    }
+
+    pub(super) async fn reach(&self, count: usize) {
+        let reached = async {
+            while self.0.load(Ordering::SeqCst) != count {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, reached).await.expect("in time");
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A body that a test feeds.
+struct Fed(mpsc::Receiver<Result<Bytes, &'static str>>);
+
+impl Body for Fed {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_the_entry_leaves_the_owner_within_a_second() {
-    static RUNNING: AtomicUsize = AtomicUsize::new(0);
-    struct Running;
-    impl Drop for Running {
-        fn drop(&mut self) {
-            RUNNING.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-    async fn reached(count: usize) {
-        let reached = async {
-            while RUNNING.load(Ordering::SeqCst) != count {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        timeout(Duration::from_secs(5), reached).await.expect("in time");
-    }
     let tls = tls(&Ca::new().node(HOME));
-    let owner = peer(&tls, |_| async {
-        RUNNING.fetch_add(1, Ordering::SeqCst);
-        let _running = Running;
-        std::future::pending::<Response<Full<Bytes>>>().await
-    })
-    .await;
+    let running = Running::default();
+    let run = running.clone();
+    let owner = peer(&tls, move |request| run.clone().run(request)).await;
     let entry = entry(peers(&tls), owner.address).await;
     let mut client = TcpStream::connect(entry).await.unwrap();
     client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    reached(1).await;
+    running.reach(1).await;
     let left = Instant::now();
     drop(client);
-    reached(0).await;
+    running.reach(0).await;
     assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_client_leaves_never_looks_whole_to_the_owner() {
+    let tls = tls(&Ca::new().node(HOME));
+    let (seen, mut pieces) = mpsc::channel(1);
+    let owner = peer(&tls, move |request: Request<Inbound>| {
+        let seen = seen.clone();
+        // Goes on when nobody waits for the answer any more, as a connection to Discord does.
+        tokio::spawn(async move {
+            let mut body = request.into_body();
+            loop {
+                let piece = body.frame().await.map(|frame| frame.map(|frame| frame.into_data().unwrap()));
+                let last = !matches!(piece, Some(Ok(_)));
+                seen.send(piece).await.unwrap();
+                if last {
+                    return;
+                }
+            }
+        });
+        std::future::pending::<Response<Full<Bytes>>>()
+    })
+    .await;
+    let peers = peers(&tls);
+    let entry = entry(peers.clone(), owner.address).await;
+    let mut next = async || timeout(PATIENCE, pieces.recv()).await.expect("in time").unwrap();
+    for _ in 0..10 {
+        let mut client = TcpStream::connect(entry).await.unwrap();
+        client
+            .write_all(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\npart\r\n")
+            .await
+            .unwrap();
+        assert_eq!(next().await, Some(Ok("part".into())));
+        drop(client);
+        assert_eq!(next().await, Some(Err(BrokenOff)));
+        // The same without a word from the body.
+        let (feed, fed) = mpsc::channel(1);
+        feed.send(Ok(Bytes::from_static(b"part"))).await.unwrap();
+        let (peers, request) = (peers.clone(), Request::post("/").body(Fed(fed)).unwrap());
+        let asking = tokio::spawn(async move { peers.forward(owner.address, request, 1).await.map(drop) });
+        assert_eq!(next().await, Some(Ok("part".into())));
+        asking.abort();
+        assert_eq!(next().await, Some(Err(BrokenOff)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_breaks_off_at_the_owner_breaks_off_at_the_entry() {
+    let tls = tls(&Ca::new().node(HOME));
+    let (feeds, mut fed) = mpsc::channel(1);
+    let owner = peer(&tls, move |_| {
+        let (feed, pieces) = mpsc::channel(2);
+        let feeds = feeds.clone();
+        async move {
+            feeds.send(feed).await.unwrap();
+            Response::new(Fed(pieces))
+        }
+    })
+    .await;
+    let asking = Request::new(Full::<Bytes>::default());
+    let peers = peers(&tls);
+    let mut body = peers.forward(owner.address, asking, 1).await.unwrap().response.into_body();
+    let feed = fed.recv().await.unwrap();
+    feed.send(Ok(Bytes::from_static(b"half"))).await.unwrap();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half");
+    feed.send(Err("broken")).await.unwrap();
+    body.frame().await.unwrap().unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_comes_before_the_uploads_end_is_whole_and_ends_it() {
+    let tls = tls(&Ca::new().node(HOME));
+    let owner = peer(&tls, |_| async { Response::new(Full::from("too large")) }).await;
+    let (feed, pieces) = mpsc::channel(1);
+    feed.send(Ok(Bytes::from_static(b"begun"))).await.unwrap();
+    let peers = peers(&tls);
+    let answer = peers.forward(owner.address, Request::post("/").body(Fed(pieces)).unwrap(), 1).await.unwrap();
+    timeout(PATIENCE, feed.closed()).await.expect("the upload ends in time");
+    assert_eq!(answer.response.into_body().collect().await.unwrap().to_bytes(), "too large");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,7 +312,7 @@ async fn strangers_are_refused_at_the_peer_port() {
         };
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.ok();
         let mut byte = [0; 1];
-        let read = timeout(Duration::from_secs(5), stream.read(&mut byte)).await.expect("in time");
+        let read = timeout(PATIENCE, stream.read(&mut byte)).await.expect("in time");
         assert!(matches!(read, Err(_) | Ok(0)), "{why} was answered");
     };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -242,7 +356,7 @@ async fn a_closing_listener_finishes_what_it_has_begun() {
     tokio::time::sleep(Duration::from_millis(150)).await;
     owner.closing.send(true).unwrap();
     assert!(asking.await.unwrap().contains("GET /slow"));
-    timeout(Duration::from_secs(5), owner.served).await.expect("in time").unwrap();
+    timeout(PATIENCE, owner.served).await.expect("in time").unwrap();
 }
 
 /// Believes every server.

@@ -1,0 +1,154 @@
+//! One HTTP/2 connection to each peer: dialled when a request needs it, shared by all of them, and given up when the peer
+//! no longer answers on it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ahash::RandomState;
+use bytes::Bytes;
+use h2::client::{self, SendRequest};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::gather::Gather;
+use super::{CONNECTION_WINDOW, Connector, MAX_HEADERS, STREAM_WINDOW, stream};
+
+/// Before a peer has said how many streams it takes.
+const FIRST_STREAMS: usize = 100;
+
+/// The connections to all peers. Their drop ends every one.
+pub(super) struct Links {
+    connector: Connector,
+    links: Mutex<HashMap<SocketAddr, Link, RandomState>>,
+    /// Gone when this is.
+    alive: watch::Sender<()>,
+}
+
+/// What becomes of a connection that is being made.
+type Outcome = Option<Result<SendRequest<Bytes>, Refusal>>;
+
+enum Link {
+    Dialling(watch::Receiver<Outcome>),
+    Open(SendRequest<Bytes>),
+}
+
+/// Why there is no connection, or no answer on it. It carries nothing of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal(Arc<dyn std::error::Error + Send + Sync>);
+
+impl Links {
+    pub(super) fn new(connector: Connector) -> Arc<Self> {
+        Arc::new(Self { connector, links: Mutex::default(), alive: watch::Sender::default() })
+    }
+
+    /// The connection to a peer, which is made if there is none.
+    pub(super) async fn to(self: &Arc<Self>, peer: SocketAddr) -> Result<SendRequest<Bytes>, Refusal> {
+        let mut dialled = match self.look_up(peer) {
+            Link::Open(requests) => return Ok(requests),
+            Link::Dialling(dialled) => dialled,
+        };
+        let outcome = dialled.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone());
+        outcome.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()))
+    }
+
+    fn look_up(self: &Arc<Self>, peer: SocketAddr) -> Link {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(&peer).and_then(Link::usable) {
+            return link;
+        }
+        // Also what other peers have left behind.
+        links.retain(|_, link| link.usable().is_some());
+        let dialled = self.dial(peer);
+        links.insert(peer, Link::Dialling(dialled.clone()));
+        Link::Dialling(dialled)
+    }
+
+    /// In a task of its own, so that a client which leaves does not leave the others without a connection.
+    fn dial(self: &Arc<Self>, peer: SocketAddr) -> watch::Receiver<Outcome> {
+        let (told, dialled) = watch::channel(None);
+        let (links, connector, mut alive) = (Arc::downgrade(self), self.connector.clone(), self.alive.subscribe());
+        tokio::spawn(async move {
+            let opened = open(&connector, peer).await;
+            let connection = match opened {
+                Ok((requests, connection)) => {
+                    let Some(links) = links.upgrade() else { return };
+                    links.links.lock().insert(peer, Link::Open(requests.clone()));
+                    told.send_replace(Some(Ok(requests)));
+                    connection
+                }
+                Err(error) => {
+                    told.send_replace(Some(Err(error)));
+                    return;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = connection => {}
+                _ = alive.changed() => {}
+            }
+        });
+        dialled
+    }
+}
+
+/// A connection, and what drives it until it ends.
+async fn open(
+    connector: &Connector,
+    peer: SocketAddr,
+) -> Result<(SendRequest<Bytes>, impl Future<Output = ()> + use<>), Refusal> {
+    let wire = Gather::new(connector.dial(peer).await?);
+    let (requests, mut connection) = client::Builder::new()
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buffer_size(STREAM_WINDOW as usize)
+        .max_header_list_size(MAX_HEADERS)
+        .initial_max_send_streams(FIRST_STREAMS)
+        .enable_push(false)
+        .handshake(wire)
+        .await?;
+    let pings = connection.ping_pong();
+    let driven = async move {
+        let mut silent = pin!(stream::silence(pings));
+        tokio::select! {
+            biased;
+            // How it ended, its requests are told.
+            _ = connection => {}
+            () = &mut silent => {}
+        }
+    };
+    Ok((requests, driven))
+}
+
+impl Link {
+    /// Itself, unless it broke, the peer closes it, or nobody dials any more.
+    fn usable(&self) -> Option<Self> {
+        match self {
+            Self::Open(requests) => {
+                let mut requests = requests.clone();
+                // Nobody has to be woken: one that is not full is ready or broken.
+                let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
+                matches!(ready, Poll::Ready(Ok(()))).then_some(Self::Open(requests))
+            }
+            Self::Dialling(dialled) => dialled.has_changed().is_ok().then(|| Self::Dialling(dialled.clone())),
+        }
+    }
+}
+
+impl<E: std::error::Error + Send + Sync + 'static> From<E> for Refusal {
+    fn from(error: E) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl Refusal {
+    pub(super) fn error(&self) -> &(dyn std::error::Error + 'static) {
+        &*self.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::*;
+use crate::cluster::peer::tests::{HOME, PATIENCE, Running, describe, peer, peers, tls};
+use crate::cluster::peer::{PING_INTERVAL, PING_PATIENCE, Peers};
+use crate::cluster::tls::tests::Ca;
+use crate::error::{ProxyError, Reason};
+
+/// The network between two nodes: counts their connections, and stops carrying anything when told to.
+struct Road {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    /// Where it leads to.
+    owner: watch::Sender<SocketAddr>,
+    blocked: watch::Sender<bool>,
+}
+
+impl Road {
+    async fn to(owner: SocketAddr) -> Self {
+        let listener = TcpListener::bind((HOME, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (owner, leads_to) = watch::channel(owner);
+        let (blocked, block) = watch::channel(false);
+        let count = connections.clone();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                let (mut block, owner) = (block.clone(), *leads_to.borrow());
+                tokio::spawn(async move {
+                    let Ok(mut far) = TcpStream::connect(owner).await else { return };
+                    let blocked = async { drop(block.wait_for(|blocked| *blocked).await) };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => return,
+                        () = blocked => {}
+                    }
+                    // What is on its way stays there: neither end hears that the other is gone.
+                    std::future::pending().await
+                });
+            }
+        });
+        Self { address, connections, owner, blocked }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_share_a_connection_and_dial_again_when_the_owner_has_restarted() {
+    let tls = tls(&Ca::new().node(HOME));
+    let owner = peer(&tls, describe).await;
+    let road = Road::to(owner.address).await;
+    let peers = peers(&tls);
+    let ask = || {
+        let (peers, to) = (peers.clone(), road.address);
+        async move {
+            let answer = peers.forward(to, Request::get("/x").body(Full::<Bytes>::default()).unwrap(), 1).await?;
+            Ok::<_, ProxyError>(answer.response.into_body().collect().await.unwrap().to_bytes())
+        }
+    };
+    let asking: JoinSet<_> = (0..50).map(|_| ask()).collect();
+    assert!(asking.join_all().await.into_iter().all(|answer| answer.unwrap().starts_with(b"GET /x")));
+    assert_eq!(road.connections(), 1);
+    owner.closing.send(true).unwrap();
+    timeout(PATIENCE, owner.served).await.expect("in time").unwrap();
+    assert_eq!(ask().await.unwrap_err(), ProxyError::Unavailable(Reason::PeerError));
+    let restarted = peer(&tls, describe).await;
+    road.owner.send(restarted.address).unwrap();
+    assert!(ask().await.unwrap().starts_with(b"GET /x"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_falls_silent_loses_its_requests_and_is_dialled_again() {
+    let tls = tls(&Ca::new().node(HOME));
+    let running = Running::default();
+    let run = running.clone();
+    let owner = peer(&tls, move |request| run.clone().run(request)).await;
+    let road = Road::to(owner.address).await;
+    let peers = Peers { bound: Duration::from_secs(60), ..peers(&tls) };
+    let ask = || {
+        let (peers, to) = (peers.clone(), road.address);
+        async move { peers.forward(to, Request::new(Full::<Bytes>::default()), 1).await.map(|_| "an answer") }
+    };
+    let asked = tokio::spawn(ask());
+    running.reach(1).await;
+    // Long enough that pings were answered before.
+    tokio::time::sleep(PING_INTERVAL + Duration::from_millis(500)).await;
+    assert!(!asked.is_finished());
+    road.blocked.send(true).unwrap();
+    let silent = Instant::now();
+    assert_eq!(asked.await.unwrap(), Err(ProxyError::Unavailable(Reason::PeerError)));
+    running.reach(0).await;
+    assert!(silent.elapsed() < PING_INTERVAL + PING_PATIENCE + Duration::from_secs(1), "{:?}", silent.elapsed());
+    road.blocked.send(false).unwrap();
+    let _asked = tokio::spawn(ask());
+    running.reach(1).await;
+    assert_eq!(road.connections(), 2);
+}
