@@ -2,7 +2,7 @@
 //! round by round, on this machine. Machines are noisy: only the ratios taken within one round mean something.
 //!
 //! `cargo bench --bench load` needs `nginx`, `wrk` and `taskset` (Debian: `nginx-light`, `wrk`, `util-linux`), uses
-//! loopback only and takes about six minutes. `cargo bench --bench load -- --quick` takes one round of each.
+//! loopback only and takes about seven minutes. `cargo bench --bench load -- --quick` takes one round of each.
 //!
 //! Each proxy is pinned to one core, upstream and load to the other. Upstream answers 741 bytes with rate-limit headers;
 //! one token asks for 1,000 channels; the global limit is lifted by an override, everything else is at its default. A round
@@ -38,10 +38,10 @@ use servers::{Nginx, Proxy, Upstream, Way};
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let rounds = if quick { 1 } else { 5 };
+    let (rounds, latency_rounds) = if quick { (1, 1) } else { (5, paced::ROUNDS) };
     throughput::run(rounds);
     let upstream = Upstream::start(Way::Plain);
-    latency(&upstream, rounds);
+    latency(&upstream, latency_rounds);
 }
 
 fn latency(upstream: &Upstream, rounds: usize) {

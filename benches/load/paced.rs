@@ -15,8 +15,9 @@ use tokio::time::{Instant, sleep_until};
 use crate::servers::{LOAD_CORE, TOKEN};
 
 /// What is compared runs side by side and is asked in turn, so often in a round: short runs, since what else the machine
-/// does changes in seconds.
-pub(crate) const TURNS: usize = 11;
+/// does changes in seconds. And many rounds, since where a process got its memory matters for as long as it runs.
+pub(crate) const TURNS: usize = 4;
+pub(crate) const ROUNDS: usize = 13;
 const REQUESTS: u32 = 1000;
 const WARM_UP: u32 = 100;
 
