@@ -8,7 +8,7 @@ use fake_discord::{Rule, Script};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::seconds::Seconds;
+use crate::seconds;
 use crate::support::PATIENCE;
 use crate::support::client::Client;
 use crate::town::{Node, Town};
@@ -56,7 +56,6 @@ async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
     let closed = owned_by(&nodes, 2, "closed").await;
     let spent = owned_by(&nodes, 2, "spent").await;
     let last = nodes.pop().unwrap();
-    let seconds = Seconds::watch();
     let (stop, clients) = saturate(&nodes, &spent);
     sleep(Duration::from_millis(1_500)).await;
     let start = Instant::now();
@@ -72,7 +71,7 @@ async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
     assert_eq!(code, Some(0), "{log}");
     stop.store(true, Ordering::Relaxed);
     assert!(answered(clients).await > 200);
-    seconds.kept(&town.discord);
+    seconds::kept(&town.discord);
     let heir = &nodes[owner(&nodes, &closed).await];
     assert!(heir.log.lock().contains("handed over what it knew"), "{}", heir.log.lock());
 }
@@ -87,7 +86,6 @@ async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() 
     let last = nodes.pop().unwrap();
     last.signal("TERM").await;
     assert_eq!(last.ended().await.0, Some(0));
-    let seconds = Seconds::watch();
     let (stop, clients) = saturate(&nodes, &spent);
     sleep(Duration::from_millis(1_500)).await;
     let start = Instant::now();
@@ -112,7 +110,7 @@ async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() 
     assert!(answered(clients).await > 200);
     nodes.push(third);
     assert_eq!(owner(&nodes, &closed).await, 2);
-    seconds.kept(&town.discord);
+    seconds::kept(&town.discord);
     assert!(nodes[2].log.lock().contains("handed over what it knew"), "{}", nodes[2].log.lock());
 }
 
@@ -124,7 +122,6 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     let nodes = [&first, &second, &stays];
     let closed = [owned_by(nodes, 0, "one").await, owned_by(nodes, 1, "two").await];
     let spent = owned_by(nodes, 1, "spent").await;
-    let seconds = Seconds::watch();
     let (stop, clients) = saturate(std::slice::from_ref(&stays), &spent);
     sleep(Duration::from_millis(1_500)).await;
     let start = Instant::now();
@@ -151,5 +148,5 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     }
     stop.store(true, Ordering::Relaxed);
     assert!(answered(clients).await > 300);
-    seconds.kept(&town.discord);
+    seconds::kept(&town.discord);
 }

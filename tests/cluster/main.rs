@@ -15,7 +15,6 @@ mod wires;
 use std::time::Duration;
 
 use fake_discord::Script;
-use seconds::Seconds;
 use support::PATIENCE;
 use tokio::time::{Instant, sleep};
 use town::{Node, Town};
@@ -104,13 +103,12 @@ async fn the_global_limit_holds_over_all_entry_nodes() {
             node.ask(&path, "token", "").await.status
         }
     });
-    let seconds = Seconds::watch();
     let start = Instant::now();
     let mut asking: Vec<_> = asking.map(Box::pin).collect();
     let statuses = futures_of(&mut asking).await;
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
-    seconds.kept(&town.discord);
+    seconds::kept(&town.discord);
     assert_eq!(town.discord.counts().verdict("ok"), 151);
 }
 

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::seconds::Seconds;
+use crate::seconds;
 use crate::support::PATIENCE;
 use crate::support::client::{Answer, Client};
 use crate::town::{Node, Town};
@@ -121,7 +121,6 @@ async fn nodes_replaced_in_turn_under_load_lose_no_request_and_draw_no_429() {
             }));
         }
     }
-    let seconds = Seconds::watch();
     let start = Instant::now();
     for (number, place) in nodes.iter_mut().enumerate() {
         sleep(Duration::from_secs(2)).await;
@@ -139,7 +138,7 @@ async fn nodes_replaced_in_turn_under_load_lose_no_request_and_draw_no_429() {
     for client in clients {
         answered.extend(timeout(2 * CLOSED_FOR + PATIENCE, client).await.unwrap().unwrap());
     }
-    seconds.kept(&town.discord);
+    seconds::kept(&town.discord);
     let mut arrived: BTreeMap<String, usize> = BTreeMap::new();
     for arrival in town.discord.arrivals() {
         *arrived.entry(arrival.target_text()).or_default() += usize::from(arrival.status == 200);
