@@ -117,12 +117,7 @@ fn fatal(problem: impl std::fmt::Display) -> Failed {
 
 fn runtime() -> std::io::Result<Runtime> {
     let workers = available_parallelism().map_or(1, usize::from);
-    let mut builder = match workers {
-        // Nobody to share the work with: a hop through two such nodes adds an eighth less to the latency.
-        1 => runtime::Builder::new_current_thread(),
-        _ => runtime::Builder::new_multi_thread(),
-    };
-    builder.worker_threads(workers).enable_all().build()
+    runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
 }
 
 async fn run(config: Config, metrics: &OnceLock<Metrics>) -> Result<(), String> {
