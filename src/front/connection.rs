@@ -186,6 +186,10 @@ impl Client {
         let mut quiet = 0;
         let mut seen = self.link.requests();
         let mut closing = false;
+        if *self.phase.borrow() > Phase::Serving {
+            // News to a connection that is made now: what it asks for first is answered, and then it is closed.
+            self.phase.mark_changed();
+        }
         loop {
             tokio::select! {
                 biased;

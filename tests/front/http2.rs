@@ -20,7 +20,10 @@ use crate::support::{Node, PATIENCE, config, eventually};
 type Sender = SendRequest<Full<Bytes>>;
 
 async fn connect(node: &Node) -> (Sender, JoinHandle<hyper::Result<()>>) {
-    let stream = TcpStream::connect(node.address()).await.unwrap();
+    shake_hands(TcpStream::connect(node.address()).await.unwrap()).await
+}
+
+async fn shake_hands(stream: TcpStream) -> (Sender, JoinHandle<hyper::Result<()>>) {
     let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     builder.max_header_list_size(1024 * 1024).max_frame_size(1024 * 1024);
     let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
@@ -103,6 +106,29 @@ async fn a_drain_lets_a_stream_finish_and_then_closes_the_connection() {
     assert_eq!(text(waiting.await.unwrap().unwrap()).await, "finished");
     timeout(PATIENCE, connection).await.expect("a close in time").unwrap().unwrap();
     timeout(PATIENCE, node.task).await.expect("an end in time").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_made_right_before_the_drain_or_during_it_is_answered_and_closed() {
+    let mut upstream = Upstream::start().await;
+    let mut node = Node::start(upstream.address);
+    let (mut sender, _connection) = connect(&node).await;
+    let waiting = tokio::spawn(sender.send_request(get("/x")));
+    let arrival = upstream.next().await;
+    let silent = TcpStream::connect(node.address()).await.unwrap();
+    // Connections are accepted in the order they were made in.
+    assert_eq!(Client::connect(node.address()).await.get("/nirn/healthz").await.status, 200);
+    node.shut_down();
+    while Client::connect(node.address()).await.get("/nirn/healthz").await.status != 503 {}
+    let late = TcpStream::connect(node.address()).await.unwrap();
+    for stream in [silent, late] {
+        let (mut sender, connection) = shake_hands(stream).await;
+        assert_eq!(ask(&mut sender, get("/nirn/healthz")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        timeout(PATIENCE, connection).await.expect("a close in time").unwrap().unwrap();
+    }
+    assert!(!waiting.is_finished(), "the drain goes on");
+    arrival.ok("finished").await;
+    assert_eq!(text(waiting.await.unwrap().unwrap()).await, "finished");
 }
 
 #[tokio::test]

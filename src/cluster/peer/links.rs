@@ -106,6 +106,7 @@ async fn open(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(STREAM_WINDOW as usize)
         .max_header_list_size(MAX_HEADERS)
+        .max_local_error_reset_streams(None)
         .initial_max_send_streams(FIRST_STREAMS)
         .enable_push(false)
         .handshake(wire)
@@ -129,7 +130,7 @@ impl Link {
         match self {
             Self::Open(requests) => {
                 let mut requests = requests.clone();
-                // Nobody has to be woken: one that is not full is ready or broken.
+                // Nobody has to be woken: a clone that has asked for nothing yet is ready, or its connection is broken.
                 let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
                 matches!(ready, Poll::Ready(Ok(()))).then_some(Self::Open(requests))
             }

@@ -118,6 +118,10 @@ where
         .max_send_buffer_size(STREAM_WINDOW as usize)
         .max_header_list_size(MAX_HEADERS)
         .max_concurrent_streams(MAX_STREAMS)
+        // What keeps strangers from wearing a server out by resets would, between nodes, let the clients that leave all at
+        // once take everybody else's requests with them.
+        .max_pending_accept_reset_streams(MAX_STREAMS as usize)
+        .max_local_error_reset_streams(None)
         .handshake(Gather::new(stream))
         .await;
     let Ok(mut connection) = shaken else { return };

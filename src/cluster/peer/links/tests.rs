@@ -105,3 +105,49 @@ async fn a_peer_that_falls_silent_loses_its_requests_and_is_dialled_again() {
     running.reach(1).await;
     assert_eq!(road.connections(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::disallowed_methods, reason = "the owner's one thread has to stand still")]
+async fn clients_that_leave_all_at_once_take_nobody_elses_requests_with_them() {
+    const LEAVE: usize = 300;
+    let tls = tls(&Ca::new().node(HOME));
+    let (arrived, mut arrivals) = tokio::sync::mpsc::channel(LEAVE);
+    let (bound, address) = tokio::sync::oneshot::channel();
+    let owners = tls.clone();
+    // An owner with one thread, which one request holds up for a while.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let owner = peer(&owners, move |request| {
+                let arrived = arrived.clone();
+                async move {
+                    let path = request.uri().path().to_owned();
+                    arrived.send(path.clone()).await.unwrap();
+                    match path.as_str() {
+                        "/busy" => std::thread::sleep(Duration::from_millis(500)),
+                        "/long" => tokio::time::sleep(Duration::from_secs(2)).await,
+                        _ => {}
+                    }
+                    describe(request).await
+                }
+            })
+            .await;
+            bound.send(owner.address).unwrap();
+            owner.served.await.unwrap();
+        });
+    });
+    let (peers, to) = (peers(&tls), address.await.unwrap());
+    let ask = |path: &str| {
+        let (peers, request) = (peers.clone(), Request::get(path).body(Full::<Bytes>::default()).unwrap());
+        tokio::spawn(async move { peers.forward(to, request, 1).await.map(|answer| answer.response.status()) })
+    };
+    let long = ask("/long");
+    assert_eq!(arrivals.recv().await.unwrap(), "/long");
+    let busy = ask("/busy");
+    assert_eq!(arrivals.recv().await.unwrap(), "/busy");
+    let leaving: Vec<_> = (0..LEAVE).map(|_| ask("/short")).collect();
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    leaving.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(busy.await.unwrap().unwrap(), 200);
+    assert_eq!(long.await.unwrap().unwrap(), 200);
+}
