@@ -11,7 +11,7 @@
 //!   [`cluster::members`], and in the scheduler everything but its gate, its attempts and the bodies it keeps: above all
 //!   [`scheduler::client`].
 //! - **Shell**: tokio and hyper around the cores. It moves bytes, sleeps until the instant a core named, and holds guards
-//!   whose drop is the whole clean-up: [`front`], [`scheduler`], [`upstream`], [`cluster`], [`observe`].
+//!   whose drop is the whole clean-up: [`front`], [`inbound`], [`scheduler`], [`upstream`], [`cluster`], [`observe`].
 //! - **Wiring**: [`daemon`] and `main`. They see everything and decide nothing.
 //!
 //! # One request
@@ -19,7 +19,8 @@
 //! 1. [`front`] accepts a connection; [`front::connection`] finds out which HTTP it speaks and serves it until either side
 //!    closes it. [`front::socket`] keeps the time limits a client has, [`front::framing`] watches the bytes for what hyper
 //!    does not tell, [`front::unread`] speaks for requests that hyper cannot read, and [`front::link`] is what the
-//!    connection's requests know of it: above all, whether it still stands.
+//!    connection's requests know of it: above all, whether it still stands. What a client, Discord or a peer sends after a
+//!    head is an [`inbound`] body, which tells an end from a break.
 //! 2. [`front::handler`] walks one request. Health and refusals are answered at once; [`front::admission`] gives a slot or
 //!    refuses. From here to the last byte of its answer the request holds a [`front::guard`].
 //! 3. [`route`] says what the request is for and [`identity`] who asks, both from a look at the head alone.

@@ -25,7 +25,7 @@ use crate::cluster::members::View;
 use crate::cluster::tls;
 use crate::inbound::Inbound;
 
-/// For a handshake.
+/// For a handshake, of TLS and then of HTTP/2.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that may be at their handshake at once: strangers get no further.
 const HANDSHAKES: usize = 256;
@@ -122,9 +122,8 @@ where
         // once take everybody else's requests with them.
         .max_pending_accept_reset_streams(MAX_STREAMS as usize)
         .max_local_error_reset_streams(None)
-        .handshake(Gather::new(stream))
-        .await;
-    let Ok(mut connection) = shaken else { return };
+        .handshake(Gather::new(stream));
+    let Ok(Ok(mut connection)) = timeout(HANDSHAKE_PATIENCE, shaken).await else { return };
     let mut silent = pin!(stream::silence(connection.ping_pong()));
     let mut serving = true;
     loop {
