@@ -5,8 +5,8 @@
 //! that moves with ownership travels on connections of its own, told apart by ALPN; this protocol is [`super::tls::HOP`].
 //!
 //! Both ends speak `h2` itself. What hyper puts on top of it, a channel, two tasks and two wake-ups for each request, is
-//! what a client of many servers needs: with it a hop added 1.45 times as much to the median as one of nginx, without it
-//! 1.2 (`cargo bench --bench cluster`). And hyper takes a body that was cut off by CANCEL for a whole one, see
+//! what a client of many servers needs: with it a hop added 1.5 times as much to the median as one of nginx, without it
+//! 1.3 (`cargo bench --bench cluster`). And hyper takes a body that was cut off by CANCEL for a whole one, see
 //! [`crate::inbound`].
 
 use std::error::Error;
