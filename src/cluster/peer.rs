@@ -166,10 +166,10 @@ impl Peers {
 
 /// HTTP/2 wants an authority: it says no more than that this is a hop.
 fn address(parts: &mut Parts) -> Result<(), http::uri::InvalidUriParts> {
-    let mut uri = http::uri::Parts::default();
+    let mut uri = std::mem::take(&mut parts.uri).into_parts();
     uri.scheme = Some(Scheme::HTTPS);
     uri.authority = Some(Authority::from_static("peer"));
-    uri.path_and_query = parts.uri.path_and_query().cloned().or_else(|| Some(PathAndQuery::from_static("/")));
+    uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     parts.uri = Uri::from_parts(uri)?;
     parts.version = Version::HTTP_2;
     Ok(())

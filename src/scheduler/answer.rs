@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::inbound::Inbound;
+use crate::inbound::{BrokenOff, Inbound};
 use crate::upstream::Collected;
 
 /// An answer's body.
@@ -16,10 +16,6 @@ pub struct AnswerBody {
     rest: Option<Inbound>,
     broken: bool,
 }
-
-/// Discord's body broke off.
-#[derive(Debug)]
-pub struct Broken;
 
 impl From<Inbound> for AnswerBody {
     fn from(rest: Inbound) -> Self {
@@ -36,17 +32,17 @@ impl From<Collected> for AnswerBody {
 
 impl Body for AnswerBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BrokenOff;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         if !self.read.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.read)))));
         }
         if self.broken {
-            return Poll::Ready(Some(Err(Broken)));
+            return Poll::Ready(Some(Err(BrokenOff)));
         }
         match &mut self.rest {
-            Some(rest) => Pin::new(rest).poll_frame(cx).map_err(|_| Broken),
+            Some(rest) => Pin::new(rest).poll_frame(cx),
             None => Poll::Ready(None),
         }
     }

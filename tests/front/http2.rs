@@ -119,7 +119,8 @@ async fn a_connection_made_right_before_the_drain_or_during_it_is_answered_and_c
     // Connections are accepted in the order they were made in.
     assert_eq!(Client::connect(node.address()).await.get("/nirn/healthz").await.status, 200);
     node.shut_down();
-    while Client::connect(node.address()).await.get("/nirn/healthz").await.status != 503 {}
+    let draining = async { while Client::connect(node.address()).await.get("/nirn/healthz").await.status != 503 {} };
+    timeout(PATIENCE, draining).await.expect("health says in time that it drains");
     let late = TcpStream::connect(node.address()).await.unwrap();
     for stream in [silent, late] {
         let (mut sender, connection) = shake_hands(stream).await;

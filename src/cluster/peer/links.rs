@@ -4,21 +4,24 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use ahash::RandomState;
 use bytes::Bytes;
-use h2::client::{self, SendRequest};
+use h2::client::{self, Connection, SendRequest};
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_rustls::client::TlsStream;
 
 use super::gather::Gather;
 use super::{CONNECTION_WINDOW, Connector, MAX_HEADERS, STREAM_WINDOW, stream};
 
 /// Before a peer has said how many streams it takes.
 const FIRST_STREAMS: usize = 100;
+
+type Wire = Gather<TlsStream<TcpStream>>;
 
 /// The connections to all peers. Their drop ends every one.
 pub(super) struct Links {
@@ -72,8 +75,7 @@ impl Links {
         let (told, dialled) = watch::channel(None);
         let (links, connector, mut alive) = (Arc::downgrade(self), self.connector.clone(), self.alive.subscribe());
         tokio::spawn(async move {
-            let opened = open(&connector, peer).await;
-            let connection = match opened {
+            let mut connection = match open(&connector, peer).await {
                 Ok((requests, connection)) => {
                     let Some(links) = links.upgrade() else { return };
                     links.links.lock().insert(peer, Link::Open(requests.clone()));
@@ -85,9 +87,12 @@ impl Links {
                     return;
                 }
             };
+            let pings = connection.ping_pong();
             tokio::select! {
                 biased;
-                () = connection => {}
+                // How it ended, its requests are told.
+                _ = connection => {}
+                () = stream::silence(pings) => {}
                 _ = alive.changed() => {}
             }
         });
@@ -95,13 +100,10 @@ impl Links {
     }
 }
 
-/// A connection, and what drives it until it ends.
-async fn open(
-    connector: &Connector,
-    peer: SocketAddr,
-) -> Result<(SendRequest<Bytes>, impl Future<Output = ()> + use<>), Refusal> {
+/// A connection, and what sends requests on it.
+async fn open(connector: &Connector, peer: SocketAddr) -> Result<(SendRequest<Bytes>, Connection<Wire>), Refusal> {
     let wire = Gather::new(connector.dial(peer).await?);
-    let (requests, mut connection) = client::Builder::new()
+    let opened = client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(STREAM_WINDOW as usize)
@@ -111,17 +113,7 @@ async fn open(
         .enable_push(false)
         .handshake(wire)
         .await?;
-    let pings = connection.ping_pong();
-    let driven = async move {
-        let mut silent = pin!(stream::silence(pings));
-        tokio::select! {
-            biased;
-            // How it ended, its requests are told.
-            _ = connection => {}
-            () = &mut silent => {}
-        }
-    };
-    Ok((requests, driven))
+    Ok(opened)
 }
 
 impl Link {

@@ -145,7 +145,15 @@ pub(super) struct Running(Arc<AtomicUsize>);
 struct Run(Running);
 
 impl Running {
-    pub(super) async fn run(self, _: Request<Inbound>) -> Response<Full<Bytes>> {
+    /// With the owner.
+    pub(super) async fn start(tls: &Tls) -> (Self, Peer) {
+        let running = Self::default();
+        let run = running.clone();
+        let owner = peer(tls, move |request| run.clone().run(request)).await;
+        (running, owner)
+    }
+
+    async fn run(self, _: Request<Inbound>) -> Response<Full<Bytes>> {
         self.0.fetch_add(1, Ordering::SeqCst);
         let _run = Run(self);
         std::future::pending().await
@@ -182,9 +190,7 @@ impl Body for Fed {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_the_entry_leaves_the_owner_within_a_second() {
     let tls = tls(&Ca::new().node(HOME));
-    let running = Running::default();
-    let run = running.clone();
-    let owner = peer(&tls, move |request| run.clone().run(request)).await;
+    let (running, owner) = Running::start(&tls).await;
     let entry = entry(peers(&tls), owner.address).await;
     let mut client = TcpStream::connect(entry).await.unwrap();
     client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

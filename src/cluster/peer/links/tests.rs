@@ -81,9 +81,7 @@ async fn requests_share_a_connection_and_dial_again_when_the_owner_has_restarted
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_falls_silent_loses_its_requests_and_is_dialled_again() {
     let tls = tls(&Ca::new().node(HOME));
-    let running = Running::default();
-    let run = running.clone();
-    let owner = peer(&tls, move |request| run.clone().run(request)).await;
+    let (running, owner) = Running::start(&tls).await;
     let road = Road::to(owner.address).await;
     let peers = Peers { bound: Duration::from_secs(60), ..peers(&tls) };
     let ask = || {
