@@ -117,7 +117,7 @@ async fn open(connector: &Connector, peer: SocketAddr) -> Result<(SendRequest<By
 }
 
 impl Link {
-    /// Itself, unless it broke, the peer closes it, or nobody dials any more.
+    /// Itself, unless it broke, the peer closes it, or nobody dials any more: who asks after a failure dials anew.
     fn usable(&self) -> Option<Self> {
         match self {
             Self::Open(requests) => {
@@ -126,7 +126,9 @@ impl Link {
                 let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
                 matches!(ready, Poll::Ready(Ok(()))).then_some(Self::Open(requests))
             }
-            Self::Dialling(dialled) => dialled.has_changed().is_ok().then(|| Self::Dialling(dialled.clone())),
+            Self::Dialling(dialled) => {
+                matches!(dialled.has_changed(), Ok(false)).then(|| Self::Dialling(dialled.clone()))
+            }
         }
     }
 }

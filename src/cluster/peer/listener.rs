@@ -1,7 +1,7 @@
 //! The listener for peers: verified nodes only, and a handler that is told nothing but the request.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -127,37 +127,37 @@ where
     let mut silent = pin!(stream::silence(connection.ping_pong()));
     let mut serving = true;
     loop {
-        tokio::select! {
+        let accepted = tokio::select! {
             biased;
-            accepted = connection.accept() => match accepted {
-                Some(Ok((request, respond))) => {
-                    let answering = handle(at_owner(request));
-                    tokio::spawn(answer(answering, respond));
-                }
-                // A connection that breaks takes its requests with it; they know.
-                Some(Err(_)) | None => return,
-            },
+            accepted = connection.accept() => accepted,
             () = &mut silent => return,
             _ = closing.wait_for(|closing| *closing), if serving => {
                 serving = false;
                 connection.graceful_shutdown();
+                continue;
             }
-        }
+        };
+        // A connection that breaks takes its requests with it; they know.
+        let Some(Ok((request, respond))) = accepted else { return };
+        // On the heap: moved from future to future into its task, it would be copied each time.
+        let answering = Box::pin(handle(at_owner(request)));
+        tokio::spawn(answer(answering, respond));
     }
 }
 
 /// Answers a request, unless the peer gives it up or the connection ends: then what answers it is dropped.
-async fn answer<F, B, E>(answering: F, mut respond: SendResponse<Bytes>)
+async fn answer<F, B, E>(mut answering: Pin<Box<F>>, mut respond: SendResponse<Bytes>)
 where
     F: Future<Output = Result<Response<B>, E>>,
     B: Body<Data = Bytes>,
 {
-    let mut answering = pin!(answering);
     let answered = poll_fn(|cx| match answering.as_mut().poll(cx) {
         Poll::Ready(answered) => Poll::Ready(answered.ok()),
         Poll::Pending => respond.poll_reset(cx).map(|_| None),
     });
-    let Some(response) = answered.await else { return respond.send_reset(Reason::INTERNAL_ERROR) };
+    let answered = answered.await;
+    drop(answering);
+    let Some(response) = answered else { return respond.send_reset(Reason::INTERNAL_ERROR) };
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream();
     match respond.send_response(Response::from_parts(parts, ()), ends) {

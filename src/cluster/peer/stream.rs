@@ -11,6 +11,9 @@ use tokio::time::{sleep, timeout};
 
 use super::{PING_INTERVAL, PING_PATIENCE};
 
+/// So much at the end of a body is sent without asking for room: most answers.
+const LITTLE: usize = 8 * 1024;
+
 /// Sends a body, a piece when there is room for it, until its end or until the other side wants no more. A body that
 /// breaks off resets the stream, so that it never looks complete.
 pub(super) async fn send<B: Body<Data = Bytes>>(body: B, mut stream: SendStream<Bytes>) {
@@ -23,7 +26,9 @@ pub(super) async fn send<B: Body<Data = Bytes>>(body: B, mut stream: SendStream<
             Some(Err(_)) => return stream.send_reset(Reason::INTERNAL_ERROR),
             None => (Bytes::new(), true),
         };
-        if !data.is_empty() && !has_room(&mut stream).await {
+        // h2 keeps a little, until there is room for it.
+        let is_little = data.is_empty() || (last && data.len() <= LITTLE);
+        if !is_little && !has_room(&mut stream).await {
             return;
         }
         if stream.send_data(data, last).is_err() || last {
