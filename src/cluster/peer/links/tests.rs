@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use http::Request;
 use http_body_util::{BodyExt, Full};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -102,6 +103,18 @@ async fn a_peer_that_falls_silent_loses_its_requests_and_is_dialled_again() {
     let _asked = tokio::spawn(ask());
     running.reach(1).await;
     assert_eq!(road.connections(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_never_speaks_http_2_is_hung_up_on() {
+    let tls = tls(&Ca::new().node(HOME));
+    let owner = peer(&tls, describe).await;
+    let connector = Connector { tls: tokio_rustls::TlsConnector::from(tls.client.clone()), local: None };
+    let mut silent = connector.dial(owner.address).await.unwrap();
+    let dialled = Instant::now();
+    let ended = timeout(PATIENCE, silent.read_to_end(&mut Vec::new())).await;
+    assert!(ended.is_ok(), "the listener still waits");
+    assert!(dialled.elapsed() > Duration::from_secs(4), "{:?}", dialled.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
