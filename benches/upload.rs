@@ -143,7 +143,7 @@ async fn send(upstream: &Upstream, kept: &mut Kept, length: u64) -> Result<Durat
     let answer = upstream.send(request.body(body)?).await.map_err(|error| match error {
         SendError::Timeout => "timed out".to_owned(),
         SendError::Body(error) => error.to_string(),
-        SendError::Failed { message } => message,
+        SendError::Failed { message, .. } => message,
     })?;
     answer.response.into_body().collect().await?;
     Ok(started.elapsed())

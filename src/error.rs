@@ -54,6 +54,8 @@ pub enum ProxyError {
     InvalidToken,
     /// 404: nothing lives at this path under `/nirn/`.
     UnknownEndpoint,
+    /// 404: Discord did not know this webhook before.
+    UnknownWebhook,
     /// 408: QUEUE_TIMEOUT passed.
     QueueTimeout,
     /// 429: a known cooldown does not fit.
@@ -82,7 +84,7 @@ impl ProxyError {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::InvalidToken => StatusCode::UNAUTHORIZED,
-            Self::UnknownEndpoint => StatusCode::NOT_FOUND,
+            Self::UnknownEndpoint | Self::UnknownWebhook => StatusCode::NOT_FOUND,
             Self::QueueTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Upstream(_) => StatusCode::BAD_GATEWAY,
@@ -98,6 +100,7 @@ impl ProxyError {
             Self::BadRequest(_) | Self::HeadTooLarge => Reason::BadRequest,
             Self::InvalidToken => Reason::InvalidToken,
             Self::UnknownEndpoint => Reason::UnknownEndpoint,
+            Self::UnknownWebhook => Reason::UnknownWebhook,
             Self::QueueTimeout => Reason::QueueTimeout,
             Self::RateLimited(_) => Reason::RateLimitDeadline,
             Self::Upstream(_) => Reason::UpstreamError,
@@ -116,6 +119,7 @@ impl ProxyError {
             | Self::HeadTooLarge
             | Self::InvalidToken
             | Self::UnknownEndpoint
+            | Self::UnknownWebhook
             | Self::QueueTimeout
             | Self::Upstream(_)
             | Self::UpstreamTimeout => None,
@@ -130,6 +134,7 @@ impl ProxyError {
             Self::Upstream(what) => format!("{}: {what}", Reason::UpstreamError.message()),
             Self::InvalidToken
             | Self::UnknownEndpoint
+            | Self::UnknownWebhook
             | Self::QueueTimeout
             | Self::RateLimited(_)
             | Self::UpstreamTimeout
@@ -165,6 +170,7 @@ impl ProxyError {
     fn body(&self) -> Bytes {
         let text = match self {
             Self::InvalidToken => return Bytes::from_static(br#"{"message": "401: Unauthorized", "code": 0}"#),
+            Self::UnknownWebhook => return Bytes::from_static(br#"{"message": "Unknown Webhook", "code": 10015}"#),
             Self::RateLimited(cooldown) => serde_json::json!({
                 "message": self.message(),
                 "retry_after": cooldown.retry_after.as_secs_f64(),
@@ -214,6 +220,7 @@ mod tests {
             ProxyError::HeadTooLarge,
             ProxyError::InvalidToken,
             ProxyError::UnknownEndpoint,
+            ProxyError::UnknownWebhook,
             ProxyError::QueueTimeout,
             ProxyError::RateLimited(cooldown),
             ProxyError::Upstream("connection refused".into()),
@@ -239,7 +246,7 @@ mod tests {
             assert_eq!(header(&response, "content-type"), Some("application/json"));
             assert_eq!(header(&response, "content-length"), Some(response.body().len().to_string().as_str()));
             let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
-            assert_eq!(body["code"], 0);
+            assert_eq!(body["code"], if error == ProxyError::UnknownWebhook { 10015 } else { 0 });
             assert!(!body["message"].as_str().unwrap().is_empty());
             let own_trouble = !matches!(response.status().as_u16(), 401 | 429);
             assert_eq!(header(&response, "x-nirn-proxy-error"), own_trouble.then_some("true"), "{error:?}");
@@ -266,6 +273,12 @@ mod tests {
     fn an_invalid_token_gets_discords_own_words() {
         let response = ProxyError::InvalidToken.response();
         assert_eq!(&response.body()[..], br#"{"message": "401: Unauthorized", "code": 0}"#);
+    }
+
+    #[test]
+    fn an_unknown_webhook_gets_discords_own_words() {
+        let response = ProxyError::UnknownWebhook.response();
+        assert_eq!(&response.body()[..], br#"{"message": "Unknown Webhook", "code": 10015}"#);
     }
 
     #[test]

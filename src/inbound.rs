@@ -11,6 +11,8 @@ use http::{HeaderMap, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use crate::error::ProxyError;
+
 /// A body as it comes in. One that breaks off says so, whatever the protocol.
 #[derive(Debug)]
 pub struct Inbound(Kind);
@@ -35,6 +37,17 @@ impl fmt::Display for BrokenOff {
 }
 
 impl std::error::Error for BrokenOff {}
+
+impl BrokenOff {
+    /// What its client is told.
+    pub const OF_REQUEST: &str = "the request's body broke off, or its chunks are malformed";
+}
+
+impl From<BrokenOff> for ProxyError {
+    fn from(_: BrokenOff) -> Self {
+        Self::BadRequest(BrokenOff::OF_REQUEST)
+    }
+}
 
 impl Inbound {
     /// A client's request.

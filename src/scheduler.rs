@@ -282,7 +282,7 @@ impl Shared {
             return Ok(Kept::empty());
         }
         if let Some(error) = kept.broken() {
-            return Err(attempt::of_body(error));
+            return Err(error.into());
         }
         if channel_edit
             && detail::readable(&parts.headers)

@@ -103,6 +103,8 @@ pub enum SendError {
     Failed {
         /// What happened, in words that carry no client data.
         message: String,
+        /// Whether Discord may have seen any of the request.
+        sent: bool,
     },
 }
 
@@ -135,7 +137,8 @@ impl Upstream {
         let (sent, clock) = clock.bound(connections.send(request, started)).await?;
         let (response, waited) = sent.map_err(|error| clock.explain(&*error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return Err(SendError::Failed { message: "the answer switches protocols without being asked to".into() });
+            let message = "the answer switches protocols without being asked to".into();
+            return Err(SendError::Failed { message, sent: true });
         }
         let response = Inbound::response(response);
         let body_deadline = clock.answered();
@@ -187,7 +190,7 @@ impl Target {
         if self.http2 || self.absolute {
             let path = request.uri().path_and_query().cloned();
             let uri = self.uri(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-            *request.uri_mut() = uri.map_err(|message| SendError::Failed { message })?;
+            *request.uri_mut() = uri.map_err(|message| SendError::Failed { message, sent: false })?;
         }
         // the version a client spoke to this side is no concern of the other: the connection decides
         *request.version_mut() = Version::HTTP_11;

@@ -9,6 +9,8 @@ pub enum Reason {
     InvalidToken,
     /// A reserved path.
     UnknownEndpoint,
+    /// Discord is known not to know the webhook.
+    UnknownWebhook,
     /// QUEUE_TIMEOUT passed.
     QueueTimeout,
     /// A known cooldown cannot fit before the deadline.
@@ -47,10 +49,11 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of its declaration: `Reason::ALL[reason as usize] == reason`.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::BadRequest,
         Self::InvalidToken,
         Self::UnknownEndpoint,
+        Self::UnknownWebhook,
         Self::QueueTimeout,
         Self::RateLimitDeadline,
         Self::UpstreamError,
@@ -76,6 +79,7 @@ impl Reason {
             Self::BadRequest => "bad_request",
             Self::InvalidToken => "invalid_token",
             Self::UnknownEndpoint => "unknown_endpoint",
+            Self::UnknownWebhook => "unknown_webhook",
             Self::QueueTimeout => "queue_timeout",
             Self::RateLimitDeadline => "rate_limit_deadline",
             Self::UpstreamError => "upstream_error",
@@ -116,6 +120,7 @@ impl Reason {
             Self::BadRequest
             | Self::InvalidToken
             | Self::UnknownEndpoint
+            | Self::UnknownWebhook
             | Self::QueueTimeout
             | Self::RateLimitDeadline
             | Self::ShuttingDown
@@ -130,6 +135,7 @@ impl Reason {
             Self::BadRequest => "the request cannot be forwarded as it is",
             Self::InvalidToken => "401: Unauthorized",
             Self::UnknownEndpoint => "nothing lives at this path: everything under /nirn/ is the proxy's own",
+            Self::UnknownWebhook => "Unknown Webhook",
             Self::QueueTimeout => "the request's turn did not come within QUEUE_TIMEOUT",
             Self::RateLimitDeadline => {
                 "You are being rate limited: the wait leaves no full REQUEST_TIMEOUT within QUEUE_TIMEOUT"

@@ -20,7 +20,7 @@ use super::{Dispatched, MAX_REFUSAL_BODY};
 use crate::error::{ProxyError, Reason, Scope};
 use crate::identity::Kind;
 use crate::observe::metrics::RouteMetrics;
-use crate::upstream::{Answer, BodyError, SendError, Upstream, read_limited};
+use crate::upstream::{Answer, SendError, Upstream, read_limited};
 
 /// Attempts of one request whose 429s do not say how long to wait.
 const MAX_UNTIMED_ATTEMPTS: u32 = 3;
@@ -89,8 +89,13 @@ pub(super) async fn run(
     let Answer { response, body_deadline, waited } = match upstream.send(request).await {
         Ok(answer) => answer,
         Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
-        Err(SendError::Body(error)) => return Outcome::Failed(of_body(error)),
-        Err(SendError::Failed { message }) => return Outcome::Failed(ProxyError::Upstream(message)),
+        Err(SendError::Body(error)) => return Outcome::Failed(error.into()),
+        Err(SendError::Failed { message, sent }) => {
+            if !sent {
+                permit.unsent();
+            }
+            return Outcome::Failed(ProxyError::Upstream(message));
+        }
     };
     if waited {
         permit.waited();
@@ -99,15 +104,26 @@ pub(super) async fn run(
     let signal = Signal::read(response.status(), response.headers());
     let shared = signal.scope == Some(Scope::Shared);
     outgoing.metrics.observe(signal.status, shared, outgoing.kind, started.elapsed().as_secs_f64());
+    // An upload that still runs moves the attempt's deadline on; the few bytes of a refusal get one REQUEST_TIMEOUT.
+    let patience = deadline.min(Instant::now() + outgoing.request_timeout);
+    if signal.status == StatusCode::NOT_FOUND && permit.is_webhooks() {
+        let (head, body) = response.into_parts();
+        let collected = read_limited(body, MAX_REFUSAL_BODY, patience).await;
+        drop(reservation);
+        _ = permit.answered(&signal.with_missing(&coding::decode(&head.headers, &collected.bytes)), false);
+        let response = http::Response::from_parts(head, AnswerBody::from(collected));
+        return Outcome::Answer(Dispatched { response, deadline });
+    }
     if signal.status != StatusCode::TOO_MANY_REQUESTS {
         reservation.invalid = signal.invalid();
         drop(reservation);
         _ = permit.answered(&signal, false);
         return Outcome::Answer(Dispatched { response: response.map(AnswerBody::from), deadline });
     }
+    if signal.global {
+        permit.blocks();
+    }
     let (head, body) = response.into_parts();
-    // An upload that still runs moves the attempt's deadline on; a 429's few bytes get one REQUEST_TIMEOUT.
-    let patience = deadline.min(Instant::now() + outgoing.request_timeout);
     let collected = read_limited(body, MAX_REFUSAL_BODY, patience).await;
     let signal = patient(signal.with_body(&coding::decode(&head.headers, &collected.bytes)), outgoing.attempts);
     reservation.invalid = signal.invalid();
@@ -120,15 +136,6 @@ pub(super) async fn run(
             let response = http::Response::from_parts(head, AnswerBody::from(collected));
             Outcome::Answer(Dispatched { response, deadline })
         }
-    }
-}
-
-/// What the client is told whose body cannot be sent.
-pub(super) fn of_body(error: BodyError) -> ProxyError {
-    match error {
-        BodyError::Client(what) => ProxyError::BadRequest(what),
-        BodyError::Keeping(_) => ProxyError::Unavailable(Reason::RetryPreparation),
-        BodyError::Over(what) => ProxyError::Upstream(what.to_owned()),
     }
 }
 

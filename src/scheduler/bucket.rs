@@ -155,6 +155,15 @@ impl Bucket {
         }
         if now < self.reset_at {
             self.remaining = self.remaining.saturating_sub(1);
+            self.exhausted(now, profile);
+        }
+    }
+
+    /// Closes it if, with nothing in flight that could tell better, nothing is left of what is known.
+    fn exhausted(&mut self, now: Instant, profile: &Profile) {
+        if self.remaining == 0 && now < self.reset_at {
+            let known = Reading { limit: self.limit, remaining: 0, reset_after: self.reset_at - now, at: now };
+            self.close(profile.opening(&known) + profile.margin(now));
         }
     }
 
@@ -174,7 +183,11 @@ impl Bucket {
         let numbers = signal.remaining.zip(signal.reset_after);
         let Some((remaining, reset_after)) = numbers else {
             match self.knowledge {
-                Knowledge::Counted => self.unanswered(now, profile),
+                Knowledge::Counted => {
+                    self.remaining =
+                        signal.remaining.map_or(self.remaining, |remaining| self.remaining.min(remaining + 1));
+                    self.unanswered(now, profile);
+                }
                 _ if signal.limit.is_none() && signal.remaining.is_none() && tells(signal) => {
                     self.knowledge = Knowledge::Limitless;
                 }
@@ -230,7 +243,8 @@ impl Bucket {
         self.in_flight == 0 && self.closed(now).is_none() && self.reset_at <= now
     }
 
-    fn close(&mut self, until: Instant) {
+    /// Keeps it closed at least until then.
+    pub fn close(&mut self, until: Instant) {
         self.closed_until = Some(self.closed_until.map_or(until, |known| known.max(until)));
     }
 

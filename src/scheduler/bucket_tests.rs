@@ -15,6 +15,7 @@ fn answer(limit: u32, remaining: u32, reset_ms: u64) -> Signal {
         reset_after: Some(ms(reset_ms)),
         global: false,
         scope: None,
+        unknown_webhook: false,
         retry_after: None,
     }
 }
@@ -176,6 +177,31 @@ fn a_call_without_an_answer_may_have_counted_in_a_drip_bucket() {
     let Admission::At(open) = bench.admit(41, Class::Write) else { panic!("open") };
     assert!(open >= bench.start + ms(1000) && open < bench.start + ms(1050), "{:?}", open - bench.start);
     assert_eq!(bench.admit(6000, Class::Write), Admission::Now, "by time alone");
+}
+
+#[test]
+fn a_zero_whose_reset_cannot_be_read_closes_until_the_known_one() {
+    let mut bench = Bench::new();
+    bench.call(0, Class::Write, answer(5, 4, 5000));
+    bench.call(100, Class::Write, Signal { remaining: Some(0), ..bare() });
+    let Admission::At(at) = bench.admit(101, Class::Write) else { panic!("nothing is left") };
+    assert!(at >= bench.start + ms(5000) && bench.bucket.closed(bench.start + ms(101)) == Some(at));
+    // A count by itself is believed as far as it makes us wait longer.
+    let mut bench = Bench::new();
+    bench.call(0, Class::Write, answer(5, 4, 5000));
+    bench.call(100, Class::Write, Signal { remaining: Some(1), ..bare() });
+    bench.call(101, Class::Write, bare());
+    assert!(matches!(bench.admit(102, Class::Write), Admission::At(at) if at >= bench.start + ms(5000)));
+}
+
+#[test]
+fn what_calls_without_an_answer_have_used_up_is_closed() {
+    let mut bench = Bench::new();
+    bench.call(0, Class::Write, answer(2, 1, 1_800_000));
+    bench.bucket.sent(Class::Write);
+    bench.bucket.landed(Class::Write);
+    bench.bucket.unanswered(bench.start + ms(10), &bench.profile);
+    assert!(bench.bucket.closed(bench.start + ms(11)) >= Some(bench.start + ms(1_800_000)));
 }
 
 #[test]

@@ -35,6 +35,11 @@ pub const IDLE: Duration = Duration::from_secs(600);
 /// Hashes whose shape and margin are remembered; beyond it the knowledge starts anew.
 const MAX_PROFILES: usize = 1024;
 
+/// So long a webhook that Discord did not know is not asked for again.
+const GONE_FOR: Duration = Duration::from_secs(600);
+/// Such webhooks that are remembered; beyond it the one that is forgotten soonest goes.
+const MAX_GONE: usize = 1024;
+
 /// The settings a client needs.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -137,6 +142,8 @@ pub struct Grant {
     extras: Option<Box<[LaneId]>>,
     sent_at: Instant,
     judges: bool,
+    /// Its answer blocks the credential.
+    blocks: bool,
     /// It had to wait for a connection.
     pub waited: bool,
 }
@@ -177,13 +184,19 @@ pub struct Client {
     judged: bool,
     /// Requests in flight that will judge the credential.
     judging: u32,
+    /// Global 429s whose bodies are still being read: how long they block everything is in there.
+    blocking: u32,
     pub(super) lanes: Slab<Lane>,
     named: HashMap<Key, LaneId, BuildHasherDefault<KeyHasher>>,
     routes: HashMap<Key, RouteEntry, BuildHasherDefault<KeyHasher>>,
     profiles: AHashMap<BucketHash, Profile>,
+    /// Webhooks that Discord does not know, by their major parameter, and until when that is believed.
+    gone: AHashMap<Key, Instant>,
     waiters: Slab<Waiter>,
     /// Heads of lines whose bucket lets them go, waiting for what concerns the whole credential.
     ready: VecDeque<Ticket>,
+    /// Heads of lines that can only wait for an answer in a bucket besides their own, and which.
+    elsewhere: Vec<(LaneId, Ticket)>,
     wakes: Vec<Waker>,
     in_flight: usize,
     next_seq: u64,
@@ -209,12 +222,15 @@ impl Client {
             validity: if judged { Validity::Unjudged } else { Validity::Valid },
             judged,
             judging: 0,
+            blocking: 0,
             lanes: Slab::new(),
             named: HashMap::default(),
             routes: HashMap::default(),
             profiles: AHashMap::new(),
+            gone: AHashMap::new(),
             waiters: Slab::new(),
             ready: VecDeque::new(),
+            elsewhere: Vec::new(),
             wakes: Vec::new(),
             in_flight: 0,
             next_seq: 0,
@@ -226,7 +242,7 @@ impl Client {
     /// Refuses a request that is about to be made ready to enter, if it would not be let in as things are.
     pub fn foresee(&mut self, now: Instant, ask: &Ask, deadline: Instant) -> Result<(), ProxyError> {
         self.used = now;
-        self.check_validity(ask)?;
+        self.check_refused(now, ask)?;
         let lane = self.routes.get(&ask.route).map(|route| route.lane);
         lane.map_or(Ok(()), |lane| self.check_cooldown(now, ask, lane, deadline))
     }
@@ -234,9 +250,11 @@ impl Client {
     /// A request arrives.
     pub fn enter(&mut self, now: Instant, ask: Ask, deadline: Instant) -> Result<Entered, ProxyError> {
         self.used = now;
-        self.check_validity(&ask)?;
+        self.check_refused(now, &ask)?;
         let lane = self.lane_of(now, &ask)?;
         self.check_cooldown(now, &ask, lane, deadline)?;
+        // Whoever waited for a hold to end stands before who comes now, woken or not.
+        self.release_held(now, &ask);
         let held = self.routes[&ask.route].held(ask.detail, now).is_some();
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -302,9 +320,18 @@ impl Client {
         self.landed(now, grant);
         for lane in grant.lanes() {
             let bucket = &mut self.lanes[lane].bucket;
+            let before = bucket.closed(now);
             bucket.unanswered(now, profile_of(&self.profiles, bucket));
+            if bucket.closed(now) != before {
+                self.wake_refused(now, lane);
+            }
         }
         self.settle(grant);
+    }
+
+    /// The headers of a global 429 are there, and its body is to be read: until it was answered, nothing else goes out.
+    pub fn blocks(&mut self, grant: &mut Grant) {
+        self.blocking += u32::from(!std::mem::replace(&mut grant.blocks, true));
     }
 
     /// A request was answered: learns, and gives its turn on. `retry` keeps its place for another attempt, unless the
@@ -321,10 +348,19 @@ impl Client {
             self.pacer.answered(grant.sent_at, now, grant.waited);
         }
         self.judge(grant, signal);
+        if signal.unknown_webhook {
+            self.webhook_is_gone(now, grant.ask.major);
+        }
         if signal.refused() && signal.global {
             let wait = signal.retry_after.unwrap_or(Duration::from_secs(1)).max(super::signal::MIN_RETRY);
-            self.pacer.block(now, now + wait + wait / 100);
+            let until = now + wait + wait / 100;
+            self.pacer.block(now, until);
             self.wake_refused_by_block(now);
+            if grant.ask.interaction {
+                // The block is none of theirs, but this one was refused.
+                self.lanes[grant.lane].bucket.close(until);
+                self.wake_refused(now, grant.lane);
+            }
         } else {
             self.learn(now, grant, signal);
         }

@@ -83,6 +83,7 @@ pub(super) fn answer(hash: u64, limit: u32, remaining: u32, reset_ms: u64) -> Si
         reset_after: Some(ms(reset_ms)),
         global: false,
         scope: None,
+        unknown_webhook: false,
         retry_after: None,
     }
 }
@@ -241,4 +242,152 @@ fn queues_and_buckets_are_bounded_and_idle_buckets_make_room() {
     bench.call(5000, write(3), answer(3, 5, 4, 100));
     bench.answer(5001, &first, status(200));
     assert_eq!(bench.client.room.taken(), 2);
+}
+
+/// Two routes that alternate between the buckets 1 and 2, so that each queues in one and needs room in the other.
+fn alternating(bench: &mut Bench) {
+    for hash in [1, 2, 1, 2] {
+        bench.call(0, write(1), answer(hash, 30, 20, 100_000));
+    }
+    bench.call(0, write(2), answer(1, 30, 19, 100_000));
+}
+
+#[test]
+fn whoever_waits_for_an_answer_in_another_bucket_is_woken_by_it() {
+    let mut bench = Bench::new(1000);
+    alternating(&mut bench);
+    let other = bench.go(10, write(2));
+    let (first, second) = (bench.wait(11, write(1)), bench.wait(12, write(1)));
+    assert!(matches!(bench.poll(12, first), Step::At(_)) && matches!(bench.poll(12, second), Step::Wait));
+    bench.client.take_wakes();
+    bench.answer(20, &other, answer(1, 30, 18, 99_980));
+    assert_eq!(bench.client.take_wakes().len(), 1, "the head of the other line");
+    let Step::Go(grant) = bench.poll(20, first) else { panic!("both buckets have room") };
+    let other = bench.wait(21, write(2));
+    bench.answer(30, &grant, answer(2, 30, 19, 99_970));
+    let now = bench.at(31);
+    // What stands at the head now must look, although its own bucket has nothing in flight.
+    bench.client.leave(now, second);
+    assert!(matches!(bench.poll(31, other), Step::Go(_)));
+}
+
+#[test]
+fn who_comes_to_the_head_while_another_bucket_is_busy_waits_for_that_one() {
+    let mut bench = Bench::new(1000);
+    alternating(&mut bench);
+    let other = bench.go(10, write(2));
+    let (first, second) = (bench.wait(11, write(1)), bench.wait(12, write(1)));
+    assert!(matches!(bench.poll(12, first), Step::At(_)) && matches!(bench.poll(12, second), Step::Wait));
+    let now = bench.at(13);
+    bench.client.leave(now, first);
+    assert_eq!(bench.client.take_wakes().len(), 1);
+    assert!(matches!(bench.poll(13, second), Step::At(_)));
+    bench.answer(20, &other, answer(1, 30, 18, 99_980));
+    assert_eq!(bench.client.take_wakes().len(), 1);
+    assert!(matches!(bench.poll(20, second), Step::Go(_)));
+}
+
+#[test]
+fn a_route_bound_anew_waits_for_its_former_bucket_only_while_its_own_closure_lasts() {
+    let mut bench = Bench::new(1000);
+    bench.call(0, write(1), answer(1, 5, 0, 100));
+    bench.call(0, write(2), answer(3, 5, 4, 5000));
+    bench.call(200, write(1), answer(2, 5, 4, 5000));
+    bench.call(201, write(2), answer(1, 5, 4, 5000));
+    let _busy = bench.go(202, write(2));
+    bench.call(203, write(1), answer(2, 5, 3, 5000));
+}
+
+#[test]
+fn an_interaction_that_is_refused_for_all_waits_by_itself() {
+    let mut bench = Bench::new(50);
+    let interaction = |route| Ask { interaction: true, path_token: true, ..write(route) };
+    let global = |wait| Signal { global: true, ..refusal(status(429), wait) };
+    let grant = bench.go(0, interaction(1));
+    let now = bench.at(10);
+    let again = bench.client.answered(now, &grant, &global(2000), true);
+    let Some(Ok(again)) = again else { panic!("{again:?}") };
+    assert!(matches!(bench.poll(11, again), Step::At(at) if at >= bench.at(2010)));
+    bench.call(12, interaction(2), status(204));
+    assert!(matches!(bench.poll(2100, again), Step::Go(_)));
+    let grant = bench.go(2200, interaction(3));
+    let now = bench.at(2210);
+    let again = bench.client.answered(now, &grant, &global(120_000), true);
+    assert!(matches!(again, Some(Err(ProxyError::RateLimited(_)))), "{again:?}");
+}
+
+#[test]
+fn nothing_else_goes_out_while_a_global_refusal_is_being_read() {
+    let mut bench = Bench::new(50);
+    let (mut first, second) = (bench.go(0, write(1)), bench.go(0, write(2)));
+    bench.client.blocks(&mut first);
+    let waiting = bench.wait(1, write(3));
+    assert!(matches!(bench.poll(1, waiting), Step::At(at) if at > bench.at(50_000)));
+    bench.answer(2, &second, status(200));
+    bench.call(3, Ask { interaction: true, path_token: true, ..write(9) }, status(204));
+    assert!(matches!(bench.poll(3, waiting), Step::At(at) if at > bench.at(50_000)));
+    bench.client.take_wakes();
+    bench.answer(4, &first, Signal { global: true, ..refusal(status(429), 1000) });
+    assert_eq!(bench.client.take_wakes().len(), 1);
+    assert!(matches!(bench.poll(4, waiting), Step::At(at) if at >= bench.at(1004) && at < bench.at(1100)));
+    // One that is given up without an answer holds nobody any longer.
+    let Step::Go(mut grant) = bench.poll(1100, waiting) else { panic!("the block is over") };
+    bench.client.blocks(&mut grant);
+    let waiting = bench.wait(1200, write(4));
+    assert!(matches!(bench.poll(1200, waiting), Step::At(_)));
+    let now = bench.at(1300);
+    bench.client.unanswered(now, &grant);
+    assert!(matches!(bench.poll(1300, waiting), Step::Go(_)));
+}
+
+#[test]
+fn who_comes_at_the_end_of_a_hold_does_not_overtake_those_it_held() {
+    let mut bench = Bench::new(1000);
+    let grant = bench.go(1, write(1));
+    bench.answer(2, &grant, Signal { scope: Some(Scope::Shared), ..refusal(answer(1, 5, 2, 500), 2000) });
+    let held = bench.wait(10, write(1));
+    assert!(matches!(bench.poll(10, held), Step::At(_)));
+    let late = bench.wait(2500, write(1));
+    assert!(matches!(bench.poll(2500, late), Step::Wait));
+    assert!(matches!(bench.poll(2500, held), Step::Go(_)));
+}
+
+#[test]
+fn those_behind_one_that_another_hold_keeps_longer_go_when_theirs_ends() {
+    let mut bench = Bench::new(1000);
+    let rename = |detail| Ask { detail, ..write(1) };
+    let held = |bench: &mut Bench, at, detail, wait| {
+        let grant = bench.go(at, rename(detail));
+        bench.answer(at + 1, &grant, refusal(answer(1, 5, 4, 500), wait));
+    };
+    held(&mut bench, 0, 0b01, 5000);
+    let (both, name) = (bench.wait(10, rename(0b11)), bench.wait(11, rename(0b01)));
+    assert!(matches!(bench.poll(11, both), Step::At(_)) && matches!(bench.poll(11, name), Step::Wait));
+    held(&mut bench, 20, 0b10, 40_000);
+    // The new hold has woken both.
+    assert_eq!(bench.client.take_wakes().len(), 2);
+    assert!(matches!(bench.poll(30, name), Step::Wait));
+    assert!(matches!(bench.poll(30, both), Step::At(at) if at > bench.at(40_000)));
+    assert_eq!(bench.client.take_wakes().len(), 1);
+    assert!(matches!(bench.poll(30, name), Step::At(at) if at < bench.at(6000)));
+    assert!(matches!(bench.poll(5200, name), Step::Go(_)));
+}
+
+#[test]
+fn a_webhook_that_discord_does_not_know_is_asked_for_once() {
+    let mut bench = Bench::new(50);
+    let webhook = |route, major| Ask { path_token: true, major: Key::from(major), ..write(route) };
+    let unknown = Signal { unknown_webhook: true, ..status(404) };
+    let grant = bench.go(0, webhook(1, 8));
+    let waiting = bench.wait(1, webhook(1, 8));
+    assert!(matches!(bench.poll(1, waiting), Step::At(_)));
+    bench.answer(5, &grant, unknown);
+    assert!(matches!(bench.poll(5, waiting), Step::Refuse(ProxyError::UnknownWebhook)));
+    assert!(matches!(bench.enter(6, webhook(2, 8)), Err(ProxyError::UnknownWebhook)));
+    bench.call(7, webhook(3, 9), status(204));
+    bench.call(600_100, webhook(1, 8), status(204));
+    for (at, major) in (100_000..102_000).enumerate() {
+        bench.client.webhook_is_gone(bench.start + ms(at as u64), Key::from(major));
+    }
+    assert!(bench.client.gone.len() <= 1024);
 }

@@ -82,11 +82,16 @@ impl Clients {
         let bearers = || known.keys().filter(|(kind, _)| *kind == Kind::Bearer).count();
         let full = known.len() >= self.max_clients;
         let bearers_full = identity.kind == Kind::Bearer && bearers() >= self.max_bearers;
-        if (full || bearers_full) && !evict_oldest(&mut known, bearers_full) {
-            return Err(ProxyError::Unavailable(Reason::ClientLimit));
+        let mut credit_from = self.credit_from.lock();
+        if full || bearers_full {
+            let evicted = evict_oldest(&mut known, bearers_full);
+            let used = evicted.ok_or(ProxyError::Unavailable(Reason::ClientLimit))?;
+            // Its last second is forgotten with it, and it may be the next to come.
+            *credit_from = used.max(*credit_from);
         }
         let now = now();
-        let pacer = Pacer::new(self.limit(identity), now, *self.credit_from.lock());
+        let pacer = Pacer::new(self.limit(identity), now, *credit_from);
+        drop(credit_from);
         let client = Client::new(Arc::clone(&self.limits), Arc::clone(&self.room), pacer, self.lock_invalid, now);
         let gate = Gate::of_bot(client, identity.bot_id);
         known.insert(key, Arc::clone(&gate));
@@ -228,14 +233,16 @@ impl Departing {
     }
 }
 
-/// Drops the state unused for longest among those with nothing to lose. One that somebody is about to use (its gate is
-/// held outside the map) is not among them.
-fn evict_oldest(known: &mut Known, bearers_only: bool) -> bool {
+/// Drops the state unused for longest among those with nothing to lose, and says when it was last used. One that somebody
+/// is about to use (its gate is held outside the map) is not among them.
+fn evict_oldest(known: &mut Known, bearers_only: bool) -> Option<Instant> {
     let now = now();
     let oldest = known
         .iter()
         .filter(|((kind, _), gate)| (!bearers_only || *kind == Kind::Bearer) && Arc::strong_count(gate) == 1)
         .filter_map(|(key, gate)| Some((gate.with(|client| client.disposable(now))?, *key)))
         .min_by_key(|(used, _)| *used);
-    oldest.is_some_and(|(_, key)| known.remove(&key).is_some())
+    let (used, key) = oldest?;
+    known.remove(&key);
+    Some(used)
 }

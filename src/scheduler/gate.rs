@@ -155,6 +155,18 @@ impl Permit {
         again.map(|again| again.map(|ticket| self.gate.waiting(ticket, grant.deadline)))
     }
 
+    /// A global 429 has come, and its body is to be read: nothing else goes out until this is answered or dropped.
+    pub fn blocks(&mut self) {
+        if let Some(grant) = &mut self.grant {
+            self.gate.with(|client| client.blocks(grant));
+        }
+    }
+
+    /// Whether a 404 may say that the request's webhook is gone.
+    pub fn is_webhooks(&self) -> bool {
+        self.grant.as_ref().is_some_and(|grant| grant.ask.path_token && !grant.ask.interaction)
+    }
+
     /// The request had to wait for its connection after the permit was given.
     pub fn waited(&mut self) {
         if let Some(grant) = &mut self.grant {

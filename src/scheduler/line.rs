@@ -32,6 +32,11 @@ impl Line {
         }
     }
 
+    /// Whether the one of this number stands in it.
+    pub fn contains(&self, seq: u64) -> bool {
+        self.entries.binary_search_by_key(&seq, |(other, _)| *other).is_ok()
+    }
+
     /// Who is next.
     pub fn head(&self) -> Option<Ticket> {
         self.entries.front().map(|(_, ticket)| *ticket)

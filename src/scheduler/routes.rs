@@ -162,6 +162,19 @@ impl RouteEntry {
         }
     }
 
+    /// Moves a request that waits behind a hold to one that has become the longest; the one to wake, if it stood at the
+    /// head of its line.
+    pub fn wait_longer(&mut self, detail: u8, now: Instant, seq: u64, ticket: Ticket) -> Option<Ticket> {
+        let longest =
+            self.holds().filter(|hold| hold.until > now && hold.covers(detail)).max_by_key(|hold| hold.until)?;
+        if longest.line.contains(seq) {
+            return None;
+        }
+        let next = self.leave_held(seq);
+        self.wait_held(detail, now, seq, ticket);
+        next
+    }
+
     /// How many wait behind holds.
     pub fn held_count(&self) -> usize {
         self.holds().map(|hold| hold.line.len()).sum()

@@ -50,8 +50,18 @@ pub struct Signal {
     pub global: bool,
     /// `X-RateLimit-Scope`.
     pub scope: Option<Scope>,
+    /// A 404 whose body says that its webhook does not exist, after [`Signal::with_missing`].
+    pub unknown_webhook: bool,
     /// How long a 429 says to wait: from `Retry-After` and, after [`Signal::with_body`], the body.
     pub retry_after: Option<Duration>,
+}
+
+/// Discord's error code for a webhook that does not exist ("Opcodes and Status Codes", JSON error codes).
+const UNKNOWN_WEBHOOK: u32 = 10015;
+
+#[derive(Deserialize)]
+struct Missing {
+    code: u32,
 }
 
 #[derive(Deserialize)]
@@ -72,6 +82,7 @@ impl Signal {
             reset_after: None,
             global: false,
             scope: None,
+            unknown_webhook: false,
             retry_after: if status == StatusCode::TOO_MANY_REQUESTS { retry_after(headers) } else { None },
         };
         let mut resets = false;
@@ -107,6 +118,13 @@ impl Signal {
                 _ => exact,
             });
         }
+        self
+    }
+
+    /// Adds what a 404's decoded JSON body says.
+    #[must_use]
+    pub fn with_missing(mut self, body: &[u8]) -> Self {
+        self.unknown_webhook = serde_json::from_slice::<Missing>(body).is_ok_and(|it| it.code == UNKNOWN_WEBHOOK);
         self
     }
 

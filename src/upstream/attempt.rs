@@ -167,7 +167,7 @@ impl Clock {
     /// Turns the client's error into ours. A body that broke is the better explanation.
     pub(super) fn explain(&self, error: &(dyn Error + 'static)) -> SendError {
         let broke = self.upload.as_ref().and_then(|upload| upload.state.lock().broke);
-        broke.map_or_else(|| SendError::Failed { message: failure::describe(error) }, SendError::Body)
+        broke.map_or_else(|| failure::of(error), SendError::Body)
     }
 
     fn deadline(&self) -> Instant {

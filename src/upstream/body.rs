@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use super::attempt::Upload;
+use crate::error::{ProxyError, Reason};
 use crate::scheduler::replay::Cursor;
 
 /// What one attempt sends: nothing, or a kept body from its beginning. Trailers are not forwarded.
@@ -86,6 +87,17 @@ impl Body for RequestBody {
 impl fmt::Debug for RequestBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestBody").field("size", &self.size_hint()).finish_non_exhaustive()
+    }
+}
+
+/// What the client is told whose body cannot be sent.
+impl From<BodyError> for ProxyError {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::Client(what) => Self::BadRequest(what),
+            BodyError::Keeping(_) => Self::Unavailable(Reason::RetryPreparation),
+            BodyError::Over(what) => Self::Upstream(what.to_owned()),
+        }
     }
 }
 

@@ -3,23 +3,35 @@
 use std::error::Error;
 use std::io;
 
+use super::SendError;
 use super::connect::ConnectError;
 
-/// Says what went wrong with an attempt.
-pub(super) fn describe(error: &(dyn Error + 'static)) -> String {
-    let mut source = Some(error);
+/// Says what went wrong with an attempt. Without a connection nothing was sent.
+pub(super) fn of(error: &(dyn Error + 'static)) -> SendError {
+    let unconnected = causes(error).find_map(|error| error.downcast_ref::<ConnectError>());
+    let message = unconnected.map_or_else(|| describe(error), ConnectError::to_string);
+    SendError::Failed { message, sent: unconnected.is_none() }
+}
+
+/// An error, its cause, and so on.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    let mut next = Some(error);
+    std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    })
+}
+
+fn describe(error: &(dyn Error + 'static)) -> String {
     let mut fallback = None;
-    while let Some(error) = source {
-        if let Some(error) = error.downcast_ref::<ConnectError>() {
-            return error.to_string();
-        }
+    for error in causes(error) {
         if let Some(error) = error.downcast_ref::<hyper::Error>() {
             fallback = fallback.or_else(|| http(error));
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             return connection(error).unwrap_or_else(|| "connection failed".into());
         }
-        source = error.source();
     }
     fallback.unwrap_or_else(|| "connection failed".into())
 }

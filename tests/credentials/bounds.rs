@@ -165,3 +165,18 @@ async fn an_alias_without_room_is_not_learned_and_its_route_keeps_its_bucket() {
     assert_within(wait_between(&arrivals[2], &arrivals[3]), ms(1200), ms(1700));
     eventually("nothing is held", || node.scheduler.is_quiet()).await;
 }
+
+#[tokio::test]
+async fn a_credential_that_made_room_a_moment_ago_has_no_second_allowance() {
+    let (fake, node) = setup(Script::default(), |config| config.scheduling.max_bearer_count = 1).await;
+    let burst = |count: usize| (0..count).map(|n| ("Bearer A".to_owned(), "GET", channel(n))).collect();
+    let answers = ask_all(node.address(), ms(0), burst(50)).await;
+    assert_eq!(with_status(&answers, 200), 50);
+    assert_eq!(ask(node.address(), "Bearer B", "GET", ME).await.status, 200);
+    let answers = ask_all(node.address(), ms(0), burst(50)).await;
+    assert_eq!(with_status(&answers, 200), 50);
+    let of_a = fake.arrivals().into_iter().filter(|arrival| arrival.header("authorization") == Some(b"Bearer A"));
+    let times: Vec<_> = of_a.map(|arrival| arrival.at).collect();
+    assert_eq!(times.len(), 100);
+    assert!(fake_discord::most_in(&times, ms(1000)) <= 50, "{}", fake_discord::most_in(&times, ms(1000)));
+}

@@ -7,6 +7,7 @@
 
 mod buckets;
 mod fifty;
+
 mod global;
 mod hidden;
 mod numbers;
@@ -15,6 +16,7 @@ mod pacing;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;
+mod webhooks_and_edge;
 
 use std::net::SocketAddr;
 use std::time::Duration;

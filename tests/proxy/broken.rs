@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::support::client::Client;
 use crate::support::upstream::{Arrival, Upstream};
@@ -181,4 +182,31 @@ async fn an_upstream_that_takes_a_part_of_an_upload_and_closes_is_502() {
     }
     assert_eq!(server.await.unwrap(), 2, "one attempt each");
     eventually("nothing open", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
+}
+
+#[tokio::test]
+async fn a_request_that_found_no_connection_used_nothing_of_its_bucket() {
+    let mut discord = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = discord.local_addr().unwrap();
+    let node = Node::start(address);
+    for round in 0..3 {
+        let mut client = Client::connect(node.address()).await;
+        client.send("GET /channels/100000000000000001/x HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        let (mut stream, _) =
+            timeout(PATIENCE, discord.accept()).await.expect("at once, whatever failed before").unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            assert!(stream.read_buf(&mut head).await.unwrap() > 0);
+        }
+        let limits = "x-ratelimit-bucket: a\r\nx-ratelimit-limit: 9\r\nx-ratelimit-reset-after: 1800";
+        let left = 3 - round;
+        let answer = format!("HTTP/1.1 200 OK\r\nconnection: close\r\n{limits}\r\nx-ratelimit-remaining: {left}");
+        stream.write_all(format!("{answer}\r\ncontent-length: 0\r\n\r\n").as_bytes()).await.unwrap();
+        assert_eq!(client.answer().await.status, 200);
+        drop((stream, discord));
+        for _ in 0..left {
+            assert_eq!(client.get("/channels/100000000000000001/x").await.status, 502);
+        }
+        discord = TcpListener::bind(address).await.unwrap();
+    }
 }

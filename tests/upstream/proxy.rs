@@ -84,7 +84,7 @@ async fn no_proxy_goes_around_both() {
         settings.proxy.http = Some("http://127.0.0.1:1".into());
         settings.proxy.https = Some("http://127.0.0.1:1".into());
         let error = get(settings).await.expect_err("nobody listens there");
-        assert!(matches!(error, SendError::Failed { message } if message.contains("connection refused")));
+        assert!(matches!(error, SendError::Failed { message, .. } if message.contains("connection refused")));
         let port = settings.authority.port_u16().expect("a port");
         let with_port = format!("localhost:{port},127.0.0.1:{port}");
         for no in ["x, *", "localhost,127.0.0.0/8", " .localhost , 127.0.0.1 ", &with_port] {
@@ -108,7 +108,7 @@ async fn a_refused_tunnel_is_said_to_be_the_proxys() {
         let (proxy, _heads) = tunnel(status).await;
         let mut settings = tls::secure(&discord, root.clone());
         settings.proxy.https = Some(format!("http://user:secret@{}", proxy.host()));
-        assert_eq!(get(&settings).await, Err(SendError::Failed { message: expected.into() }));
+        assert_eq!(get(&settings).await, Err(SendError::Failed { message: expected.into(), sent: false }));
     }
 }
 

@@ -87,7 +87,7 @@ async fn told(settings: &config::Upstream, target: &str) -> String {
 async fn refused(settings: &config::Upstream) -> String {
     let request = request(Method::GET, "/secret", "x", RequestBody::empty());
     match client(settings).send(request).await.expect_err("no trust") {
-        SendError::Failed { message } => message,
+        SendError::Failed { message, .. } => message,
         SendError::Timeout => panic!("timed out"),
         SendError::Body(error) => panic!("{error}"),
     }

@@ -13,7 +13,7 @@ use crate::support::*;
 
 fn failed(error: SendError) -> String {
     match error {
-        SendError::Failed { message } => message,
+        SendError::Failed { message, .. } => message,
         SendError::Timeout => panic!("timed out"),
         SendError::Body(error) => panic!("{error}"),
     }
@@ -190,7 +190,7 @@ async fn an_address_where_nobody_listens_is_refused() {
     let error = loop {
         let again = request_again(&request);
         match client(&settings(address)).send(again).await.expect_err("nobody there") {
-            SendError::Failed { message } if message == "connection refused" => break message,
+            SendError::Failed { message, .. } if message == "connection refused" => break message,
             _ => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     };

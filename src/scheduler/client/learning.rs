@@ -16,6 +16,7 @@ impl Client {
         self.used = now;
         self.in_flight -= 1;
         self.judging -= u32::from(grant.judges);
+        self.blocking -= u32::from(grant.blocks);
         for lane in grant.lanes() {
             self.lanes[lane].bucket.landed(grant.ask.class);
         }
@@ -25,6 +26,7 @@ impl Client {
     pub(super) fn settle(&mut self, grant: &Grant) {
         for lane in grant.lanes() {
             self.wake_head(lane);
+            self.wake_elsewhere(lane);
             if self.lanes.get(lane).is_some_and(|it| it.routes == 0 && it.key.is_none() && it.is_empty()) {
                 self.lanes.remove(lane);
                 self.give_room_back();
@@ -33,7 +35,7 @@ impl Client {
         if let Some(lane) = self.routes.get(&grant.ask.route).map(|route| route.lane) {
             self.wake_head(lane);
         }
-        if grant.judges {
+        if grant.judges || grant.blocks {
             self.wake(self.ready.front().copied());
         }
     }
@@ -54,6 +56,19 @@ impl Client {
         if self.validity != was {
             self.wake_all(|_| true);
         }
+    }
+
+    /// Discord does not know a webhook: who goes on calling it is restricted (Discord's documentation, "Rate Limits").
+    pub(super) fn webhook_is_gone(&mut self, now: Instant, major: Key) {
+        if self.gone.len() >= MAX_GONE {
+            self.gone.retain(|_, until| *until > now);
+            let soonest = self.gone.iter().min_by_key(|(_, until)| **until).map(|(key, _)| *key);
+            if let Some(soonest) = soonest.filter(|_| self.gone.len() >= MAX_GONE) {
+                self.gone.remove(&soonest);
+            }
+        }
+        self.gone.insert(major, now + GONE_FOR);
+        self.wake_all(|waiter| waiter.ask.major == major);
     }
 
     /// Learns from an answer that is not a global 429.
@@ -170,13 +185,13 @@ impl Client {
     /// Takes its old place again for another attempt.
     pub(super) fn rejoin(&mut self, now: Instant, grant: &Grant) -> Result<Ticket, ProxyError> {
         let lane = self.lane_of(now, &grant.ask)?;
-        self.check_validity(&grant.ask)?;
+        self.check_refused(now, &grant.ask)?;
         self.check_cooldown(now, &grant.ask, lane, grant.deadline)?;
         Ok(self.join(now, grant.ask, grant.deadline, grant.seq, lane))
     }
 
     /// Wakes those at the front of a line whose deadline a closure leaves no full attempt.
-    fn wake_refused(&mut self, now: Instant, lane: LaneId) {
+    pub(super) fn wake_refused(&mut self, now: Instant, lane: LaneId) {
         let Some(until) = self.lanes[lane].bucket.closed(now) else { return };
         let attempt = self.limits.attempt;
         let tickets: Vec<Ticket> =

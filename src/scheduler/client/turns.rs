@@ -5,8 +5,13 @@ use std::time::Instant;
 use super::*;
 
 impl Client {
-    pub(super) fn check_validity(&self, ask: &Ask) -> Result<(), ProxyError> {
-        if self.validity == Validity::Invalid && !ask.path_token { Err(ProxyError::InvalidToken) } else { Ok(()) }
+    /// Refuses what Discord is known to refuse whenever it is asked.
+    pub(super) fn check_refused(&self, now: Instant, ask: &Ask) -> Result<(), ProxyError> {
+        if !ask.path_token {
+            return if self.validity == Validity::Invalid { Err(ProxyError::InvalidToken) } else { Ok(()) };
+        }
+        let gone = !ask.interaction && self.gone.get(&ask.major).is_some_and(|until| *until > now);
+        if gone { Err(ProxyError::UnknownWebhook) } else { Ok(()) }
     }
 
     /// Refuses at once what a known cooldown keeps from having a full attempt before its deadline.
@@ -27,7 +32,7 @@ impl Client {
             if let Some((until, shared)) = route.held(ask.detail, now) {
                 consider(Some(until), if shared { Scope::Shared } else { Scope::User });
             }
-            for extra in route.extras(|lane| self.closed_by(lane, ask)) {
+            for extra in route.extras(|lane| self.closed_by(now, lane, ask)) {
                 consider(self.lanes[extra].bucket.closed(now), Scope::User);
             }
         }
@@ -73,7 +78,7 @@ impl Client {
     pub(super) fn admit(&self, now: Instant, ask: &Ask, lane: LaneId) -> Admission {
         let own = self.admit_in(now, ask.class, lane);
         let Some(route) = self.routes.get(&ask.route).filter(|route| !route.is_simple()) else { return own };
-        route.extras(|lane| self.closed_by(lane, ask)).fold(own, |so_far, lane| {
+        route.extras(|lane| self.closed_by(now, lane, ask)).fold(own, |so_far, lane| {
             match (so_far, self.admit_in(now, ask.class, lane)) {
                 (Admission::OnAnswer, _) | (_, Admission::OnAnswer) => Admission::OnAnswer,
                 (Admission::At(one), Admission::At(other)) => Admission::At(one.max(other)),
@@ -88,9 +93,10 @@ impl Client {
         bucket.admit(now, class, profile_of(&self.profiles, bucket))
     }
 
-    /// Whether this route's own answer closed a bucket.
-    fn closed_by(&self, lane: LaneId, ask: &Ask) -> bool {
-        self.lanes[lane].closed_by == ask.route.short()
+    /// Whether this route's own answer keeps a bucket closed.
+    fn closed_by(&self, now: Instant, lane: LaneId, ask: &Ask) -> bool {
+        let lane = &self.lanes[lane];
+        lane.closed_by == ask.route.short() && lane.bucket.closed(now).is_some()
     }
 
     /// Interactions know no global limit; a path's own token is not held up by a credential nobody has judged.
@@ -104,7 +110,8 @@ impl Client {
         if ask.interaction {
             return Ok(());
         }
-        if self.validity == Validity::Unjudged && !ask.path_token && self.judging > 0 {
+        let unjudged = self.validity == Validity::Unjudged && !ask.path_token && self.judging > 0;
+        if unjudged || self.blocking > 0 {
             return Err(None);
         }
         self.pacer.claim(now).map_err(Some)
@@ -112,11 +119,11 @@ impl Client {
 
     pub(super) fn grant(&mut self, now: Instant, ask: Ask, deadline: Instant, seq: u64, lane: LaneId) -> Grant {
         let extras = self.routes.get(&ask.route).filter(|route| !route.is_simple()).and_then(|route| {
-            let extras: Box<[LaneId]> = route.extras(|lane| self.closed_by(lane, &ask)).collect();
+            let extras: Box<[LaneId]> = route.extras(|lane| self.closed_by(now, lane, &ask)).collect();
             (!extras.is_empty()).then_some(extras)
         });
         let judges = self.validity == Validity::Unjudged && !ask.path_token;
-        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, waited: false };
+        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, blocks: false, waited: false };
         for lane in grant.lanes() {
             self.lanes[lane].bucket.sent(ask.class);
         }
@@ -140,7 +147,8 @@ impl Client {
             return Step::Move(ask);
         }
         let lane = self.routes.get(&ask.route).map_or(self.waiters[ticket].lane, |route| route.lane);
-        if let Err(error) = self.check_validity(&ask).and_then(|()| self.check_cooldown(now, &ask, lane, deadline)) {
+        if let Err(error) = self.check_refused(now, &ask).and_then(|()| self.check_cooldown(now, &ask, lane, deadline))
+        {
             return Step::Refuse(error);
         }
         if now >= deadline {
@@ -161,6 +169,7 @@ impl Client {
         let admission = self.admit(now, &ask, lane);
         if admission != Admission::Now {
             self.set_unready(ticket);
+            self.wait_elsewhere(now, &ask, ticket);
             let at = if let Admission::At(at) = admission { at } else { deadline };
             return Step::At(at.min(deadline));
         }
@@ -180,6 +189,28 @@ impl Client {
         Step::Go(grant)
     }
 
+    /// Remembers which buckets besides its own have to answer before a request may go.
+    fn wait_elsewhere(&mut self, now: Instant, ask: &Ask, ticket: Ticket) {
+        let Some(route) = self.routes.get(&ask.route).filter(|route| !route.is_simple()) else { return };
+        let extras = route.extras(|lane| self.closed_by(now, lane, ask));
+        let busy = extras.filter(|lane| self.admit_in(now, ask.class, *lane) == Admission::OnAnswer);
+        let new = busy.map(|lane| (lane, ticket)).filter(|place| !self.elsewhere.contains(place)).collect::<Vec<_>>();
+        self.elsewhere.extend(new);
+    }
+
+    /// Wakes those who wait for an answer in a bucket besides their own.
+    pub(super) fn wake_elsewhere(&mut self, lane: LaneId) {
+        let mut at = 0;
+        while let Some(&(awaited, ticket)) = self.elsewhere.get(at) {
+            if awaited == lane {
+                self.elsewhere.swap_remove(at);
+                self.wake(Some(ticket));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
     /// If a hold covers the request: when to look again (never, for those behind its first). Holds that are over let
     /// everybody back into line.
     fn turn_held(&mut self, now: Instant, ticket: Ticket) -> Option<Option<Instant>> {
@@ -193,16 +224,29 @@ impl Client {
         }
         let route = self.routes.get_mut(&ask.route)?;
         if let Some((until, _)) = route.held(ask.detail, now) {
-            return Some(route.heads_hold(ticket).then_some(until));
+            let next = route.wait_longer(ask.detail, now, seq, ticket);
+            let heads = route.heads_hold(ticket);
+            self.wake(next);
+            return Some(heads.then_some(until));
         }
+        self.release_held(now, &ask);
+        None
+    }
+
+    /// Lets those back into line whose hold is over.
+    pub(super) fn release_held(&mut self, now: Instant, ask: &Ask) {
+        let Some(route) = self.routes.get_mut(&ask.route).filter(|route| !route.is_simple()) else { return };
         let lane = route.lane;
-        for (seq, ticket) in route.release(now) {
+        let released = route.release(now);
+        if released.is_empty() {
+            return;
+        }
+        for (seq, ticket) in released {
             self.waiters[ticket].held = false;
             self.waiters[ticket].lane = lane;
             self.join_line(lane, seq, ticket);
         }
         self.wake_head(lane);
-        None
     }
 
     /// Queues behind the hold that covers the request, if there is one.
@@ -234,9 +278,9 @@ impl Client {
             self.lanes[lane].line = None;
         } else if was_head {
             let next = self.lanes[lane].line.as_ref().and_then(|line| line.head());
-            // A head that can only wait for an answer is woken by it.
-            let ask = next.map(|ticket| self.waiters[ticket].ask);
-            if ask.is_some_and(|ask| self.admit(now, &ask, lane) != Admission::OnAnswer) {
+            // A head that can only wait for an answer in this bucket is woken by it.
+            let class = next.map(|ticket| self.waiters[ticket].ask.class);
+            if class.is_some_and(|class| self.admit_in(now, class, lane) != Admission::OnAnswer) {
                 self.wake(next);
             }
         }

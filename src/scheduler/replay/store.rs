@@ -14,6 +14,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 
 use super::Reservation;
 use super::spill::{self, Reading, Writing};
+use crate::inbound::BrokenOff;
 use crate::upstream::BodyError;
 
 /// The largest piece an attempt gets at once: the progress that its clock counts in.
@@ -29,7 +30,7 @@ pub(super) fn source<B>(body: B) -> Source
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    body.map_err(|_| BodyError::Client("the request's body broke off, or its chunks are malformed")).boxed_unsync()
+    body.map_err(|_| BodyError::Client(BrokenOff::OF_REQUEST)).boxed_unsync()
 }
 
 /// The log, and the attempt that reads it.
