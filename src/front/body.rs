@@ -27,7 +27,10 @@ enum Kind {
 struct Stream {
     incoming: AnswerBody,
     deadline: Instant,
-    guard: Option<Guard>,
+    /// Given back with the stream, and not with its last piece: that may have to wait for its client.
+    guard: Guard,
+    /// It has come to its end, or to one before it.
+    over: bool,
     /// What may end the stream while Discord sends nothing; made when it first does, so that an answer that is there
     /// at once costs no timer.
     interrupt: Option<Pin<Box<dyn Future<Output = Reason> + Send + Sync>>>,
@@ -54,9 +57,9 @@ impl std::fmt::Debug for Stream {
 }
 
 impl Body {
-    /// Bytes made here.
-    pub fn full(bytes: Bytes) -> Self {
-        Self(Kind::Full((!bytes.is_empty()).then_some(bytes)))
+    /// Bytes made here. What answers a HEAD has none, whatever its length says.
+    pub fn local(bytes: Bytes, head: bool) -> Self {
+        Self(Kind::Full((!head && !bytes.is_empty()).then_some(bytes)))
     }
 
     /// Discord's body, aborted past `deadline`, when its connection breaks and when the client's does.
@@ -67,13 +70,15 @@ impl Body {
             return Self(Kind::Full(None));
         }
         guard.link().expect_by(deadline);
-        Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard: Some(guard), interrupt: None, broken: false })))
+        Self(Kind::Stream(Box::new(Stream { incoming, deadline, guard, over: false, interrupt: None, broken: false })))
     }
 }
 
 impl Stream {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        let Some(guard) = &self.guard else { return Poll::Ready(None) };
+        if self.over {
+            return Poll::Ready(None);
+        }
         if self.broken {
             return self.abort(Reason::ResponseAborted);
         }
@@ -99,7 +104,7 @@ impl Stream {
             }
             Poll::Pending => {
                 let interrupt = self.interrupt.get_or_insert_with(|| {
-                    let (link, deadline) = (Arc::clone(guard.link()), self.deadline);
+                    let (link, deadline) = (Arc::clone(self.guard.link()), self.deadline);
                     Box::pin(async move {
                         tokio::select! {
                             () = sleep_until(deadline) => Reason::ResponseAborted,
@@ -116,17 +121,14 @@ impl Stream {
     }
 
     fn finish(&mut self) {
-        if let Some(mut guard) = self.guard.take() {
-            guard.link().through(self.deadline);
-            guard.settle();
-        }
+        self.over = true;
+        self.guard.settle();
     }
 
     fn abort(&mut self, reason: Reason) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        if let Some(mut guard) = self.guard.take() {
-            guard.link().through(self.deadline);
-            guard.fail(reason);
-        }
+        self.over = true;
+        self.guard.fail(reason);
+        self.guard.link().cut();
         Poll::Ready(Some(Err(Aborted)))
     }
 }
@@ -134,12 +136,15 @@ impl Stream {
 impl Drop for Stream {
     /// Dropped before its end: the client went away, or took no more bytes until the deadline.
     fn drop(&mut self) {
-        let reason = match self.guard.as_ref().map(|guard| guard.link().has_ended()) {
-            _ if Instant::now() >= self.deadline => Reason::ResponseAborted,
-            Some(Some(end)) => reason_of(end),
-            _ => Reason::ClientClosed,
-        };
-        _ = self.abort(reason);
+        if !self.over {
+            let reason = match self.guard.link().has_ended() {
+                _ if Instant::now() >= self.deadline => Reason::ResponseAborted,
+                Some(end) => reason_of(end),
+                None => Reason::ClientClosed,
+            };
+            _ = self.abort(reason);
+        }
+        self.guard.link().through(self.deadline);
     }
 }
 
@@ -164,7 +169,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Full(bytes) => bytes.is_none(),
-            Kind::Stream(stream) => stream.guard.is_none() || stream.incoming.is_end_stream(),
+            Kind::Stream(stream) => stream.over || stream.incoming.is_end_stream(),
         }
     }
 

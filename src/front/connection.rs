@@ -133,38 +133,46 @@ impl Client {
         // On the heap: moved from future to future, it would take its room in each of them.
         let mut connection = Box::pin(connection);
         async move {
-            let mut closed = pin!(self.writer.ready(Interest::PRIORITY));
-            let mut last_words = pin!(sleep_until(Instant::now()));
-            let mut stopping = phase == Phase::Stopping;
-            let mut gone = false;
-            loop {
-                tokio::select! {
-                    biased;
-                    // Ready when the client closes, or closes its sending half, whether anybody reads or not: a request
-                    // that waits with its body unread notices too.
-                    _ = &mut closed, if !gone => {
-                        gone = true;
-                        self.link.end(End::ClientGone);
-                    }
-                    served = &mut connection => {
-                        if let Err(error) = served && error.is_parse() {
-                            self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+            let (mut gone, mut late) = (false, false);
+            {
+                let mut closed = pin!(self.writer.ready(Interest::PRIORITY));
+                let mut last_words = pin!(sleep_until(Instant::now()));
+                let mut stopping = phase == Phase::Stopping;
+                loop {
+                    tokio::select! {
+                        biased;
+                        // Ready when the client closes, or closes its sending half, whether anybody reads or not: a request
+                        // that waits with its body unread notices too.
+                        _ = &mut closed, if !gone => {
+                            gone = true;
+                            self.link.end(End::ClientGone);
                         }
-                        break;
-                    }
-                    // After the connection, which closes at once if it has not been asked to read yet.
-                    Ok(()) = self.phase.changed() => {
-                        connection.as_mut().graceful_shutdown();
-                        if *self.phase.borrow_and_update() == Phase::Stopping {
-                            self.link.end(End::Stopped);
-                            last_words.as_mut().reset(Instant::now() + LAST_WORDS);
-                            stopping = true;
+                        served = &mut connection => {
+                            if let Err(error) = served && error.is_parse() {
+                                self.handler.report.failed(&unread::error(error.is_parse_too_large()));
+                            }
+                            break;
+                        }
+                        // After the connection, which closes at once if it has not been asked to read yet.
+                        Ok(()) = self.phase.changed() => {
+                            connection.as_mut().graceful_shutdown();
+                            if *self.phase.borrow_and_update() == Phase::Stopping {
+                                self.link.end(End::Stopped);
+                                last_words.as_mut().reset(Instant::now() + LAST_WORDS);
+                                stopping = true;
+                            }
+                        }
+                        () = &mut last_words, if stopping => {
+                            late = true;
+                            break;
                         }
                     }
-                    () = &mut last_words, if stopping => return,
                 }
             }
-            if !gone {
+            drop(connection);
+            if self.link.must_reset() {
+                reset(self.writer);
+            } else if !gone && !late {
                 linger(&self.writer).await;
             }
         }
@@ -185,7 +193,8 @@ impl Client {
         let mut alarm = pin!(sleep_until(Instant::now() + patience.idle / QUARTERS));
         let mut quiet = 0;
         let mut seen = self.link.requests();
-        let mut closing = false;
+        // Once no new requests are taken: when those that are left must have ended.
+        let mut last = None;
         if *self.phase.borrow() > Phase::Serving {
             // News to a connection that is made now: what it asks for first is answered, and then it is closed.
             self.phase.mark_changed();
@@ -197,25 +206,29 @@ impl Client {
                     connection.as_mut().graceful_shutdown();
                     if *self.phase.borrow_and_update() == Phase::Stopping {
                         self.link.end(End::Stopped);
-                        alarm.as_mut().reset(Instant::now() + LAST_WORDS);
-                        closing = true;
+                        let now = Instant::now();
+                        alarm.as_mut().reset(now + LAST_WORDS);
+                        last = Some(now);
                     }
                 }
                 _ = &mut connection => break,
                 () = &mut alarm => {
                     let now = Instant::now();
-                    if closing || self.link.next_deadline().is_some_and(|deadline| deadline + WINDOW_GRACE < now) {
-                        break;
-                    }
+                    let overdue = self.link.next_deadline().is_some_and(|deadline| deadline + WINDOW_GRACE < now);
                     let requests = self.link.requests();
                     quiet = if self.link.is_idle() && requests == seen { quiet + 1 } else { 0 };
                     seen = requests;
-                    let mut next = patience.idle / QUARTERS;
-                    if quiet >= QUARTERS {
+                    if overdue || quiet >= QUARTERS || last.is_some() {
                         connection.as_mut().graceful_shutdown();
-                        next = patience.head;
-                        closing = true;
+                        // The others' requests go on: none of them can outlast its own deadline by more.
+                        let last = *last.get_or_insert_with(|| self.handler.scheduler.deadline() + WINDOW_GRACE);
+                        let done = now.checked_sub(WINDOW_GRACE).is_none_or(|then| self.link.is_overdue_since(then));
+                        // An idle one that was just told so may have a request on its way.
+                        if last <= now || (done && quiet != QUARTERS) {
+                            break;
+                        }
                     }
+                    let next = if quiet >= QUARTERS { patience.head } else { patience.idle / QUARTERS };
                     alarm.as_mut().reset(now + next);
                 }
             }
@@ -223,6 +236,15 @@ impl Client {
         // Streams that outlive the connection, if any, have nobody to answer.
         self.link.end(End::ClientGone);
     }
+}
+
+/// Ends a connection, which nothing else holds, with a reset.
+fn reset(writer: Arc<OwnedWriteHalf>) {
+    let Some(writer) = Arc::into_inner(writer) else { return };
+    // A socket that does not linger is reset when it is closed.
+    _ = SockRef::from(<OwnedWriteHalf as AsRef<TcpStream>>::as_ref(&writer)).set_linger(Some(Duration::ZERO));
+    // Dropped as usual it would first say that all has been sent.
+    writer.forget();
 }
 
 /// Reads what a client still sends after its connection was closed from here.

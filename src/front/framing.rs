@@ -23,10 +23,21 @@ enum State {
     ChunkSize { size: u64, digits: bool },
     /// Within a chunk, its closing CRLF included.
     Chunk { left: u64 },
-    /// Within the trailer section; `line` bytes of the current line were seen.
-    Trailer { line: usize },
+    /// Within the trailer section.
+    Trailer(Trailer),
     /// The rest cannot be told.
     Lost,
+}
+
+/// Where in the trailer section, whose lines end with CRLF and nothing less, as hyper takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trailer {
+    Start,
+    Line,
+    /// After the CR of a line.
+    LineCr,
+    /// After the CR of the blank line.
+    EndCr,
 }
 
 /// What makes a request unfit to be forwarded although hyper takes it.
@@ -36,6 +47,8 @@ pub enum Fault {
     TwoLengths,
     /// A fragment in its target.
     Fragment,
+    /// A `Content-Length` line padded beyond any length.
+    LongLength,
 }
 
 /// The longest name looked for, with its colon.
@@ -53,6 +66,7 @@ pub struct Framing {
     chunked: bool,
     heads: u64,
     fragment: bool,
+    long_length: bool,
     fault: Option<(u64, Fault)>,
 }
 
@@ -66,6 +80,7 @@ impl Default for Framing {
             chunked: false,
             heads: 0,
             fragment: false,
+            long_length: false,
             fault: None,
         }
     }
@@ -105,7 +120,7 @@ impl Framing {
                     let next = State::ChunkSize { size: 0, digits: true };
                     self.skip(bytes, left, |left| State::Chunk { left }, next)
                 }
-                State::Trailer { line } => self.trailer(bytes, line),
+                State::Trailer(at) => self.trailer(bytes, at),
                 State::Lost => return,
             };
         }
@@ -119,6 +134,7 @@ impl Framing {
                 self.length = None;
                 self.chunked = false;
                 self.fragment = false;
+                self.long_length = false;
                 &bytes[start..]
             }
         }
@@ -166,6 +182,7 @@ impl Framing {
             [b'c' | b'C' | b't' | b'T', ..] => {
                 if let Some(value) = value_of(line, b"content-length:") {
                     self.length = self.length.or(Some(decimal(value)));
+                    self.long_length |= line.len() >= KEPT;
                 } else if line.len() >= NAME && value_of(line, b"transfer-encoding:").is_some() {
                     self.chunked = true;
                 }
@@ -176,9 +193,12 @@ impl Framing {
 
     fn head_ends(&mut self) {
         self.heads += 1;
-        let two_lengths = self.chunked && self.length.is_some();
-        let fragment = self.fragment.then_some(Fault::Fragment);
-        if let Some(fault) = two_lengths.then_some(Fault::TwoLengths).or(fragment) {
+        let faults = [
+            (self.chunked && self.length.is_some(), Fault::TwoLengths),
+            (self.long_length, Fault::LongLength),
+            (self.fragment, Fault::Fragment),
+        ];
+        if let Some((_, fault)) = faults.into_iter().find(|(it, _)| *it) {
             self.fault = Some((self.heads, fault));
             self.state = State::Lost;
             return;
@@ -205,7 +225,7 @@ impl Framing {
             match char::from(*byte).to_digit(16) {
                 _ if *byte == b'\n' => {
                     self.state = match size {
-                        0 => State::Trailer { line: 0 },
+                        0 => State::Trailer(Trailer::Start),
                         size => State::Chunk { left: size.saturating_add(2) },
                     };
                     return &bytes[index + 1..];
@@ -218,19 +238,25 @@ impl Framing {
         &[]
     }
 
-    fn trailer<'a>(&mut self, bytes: &'a [u8], mut line: usize) -> &'a [u8] {
+    fn trailer<'a>(&mut self, bytes: &'a [u8], mut at: Trailer) -> &'a [u8] {
         for (index, byte) in bytes.iter().enumerate() {
-            match byte {
-                b'\n' if line == 0 => {
+            at = match (at, byte) {
+                (Trailer::EndCr, b'\n') => {
                     self.state = State::Idle;
                     return &bytes[index + 1..];
                 }
-                b'\n' => line = 0,
-                b'\r' => {}
-                _ => line += 1,
-            }
+                (Trailer::LineCr, b'\n') => Trailer::Start,
+                // hyper refuses it and ends the connection.
+                (Trailer::EndCr | Trailer::LineCr, _) => {
+                    self.state = State::Lost;
+                    return &[];
+                }
+                (Trailer::Start, b'\r') => Trailer::EndCr,
+                (Trailer::Line, b'\r') => Trailer::LineCr,
+                (Trailer::Start | Trailer::Line, _) => Trailer::Line,
+            };
         }
-        self.state = State::Trailer { line };
+        self.state = State::Trailer(at);
         &[]
     }
 }
@@ -297,6 +323,38 @@ mod tests {
         for size in 1..40 {
             let framing = fed_in_pieces(b"G#T / HTTP/1.1\r\nX: #\r\n\r\nGET /a#b HTTP/1.1\r\n\r\n", size);
             assert_eq!(framing.fault(), Some((2, Fault::Fragment)), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_length_padded_beyond_what_is_kept_is_a_fault_however_it_is_cut() {
+        for padding in [" ".repeat(70), "0".repeat(70)] {
+            let head = format!("POST / HTTP/1.1\r\nContent-Length: {padding}5\r\n\r\n");
+            for size in 1..=head.len() {
+                let fault = fed_in_pieces(head.as_bytes(), size).fault();
+                assert_eq!(fault, Some((1, Fault::LongLength)), "pieces of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn trailers_end_where_hyper_ends_them() {
+        let head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n";
+        for (trailers, ends) in [
+            (&b"\r\n"[..], true),
+            (b"a: b\r\nc: d\r\n\r\n", true),
+            // To hyper all of this is one trailer's line, that has not ended.
+            (b"a: b\n\nGET /#f HTTP/1.1\n\n", false),
+            (b"\n", false),
+        ] {
+            for size in 1..=head.len() {
+                let framing = fed_in_pieces(&[head, trailers].concat(), size);
+                assert_eq!(
+                    (framing.is_idle(), framing.heads, framing.fault()),
+                    (ends, 1, None),
+                    "{trailers:?} in {size}"
+                );
+            }
         }
     }
 

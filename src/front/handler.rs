@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, VIA};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, VIA};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
@@ -136,9 +136,16 @@ impl Handler {
         let fault = link.request();
         if origin == Origin::Peer {
             self.metrics.routed_received();
-        } else if request.uri().path() == HEALTH && matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Err(Box::new(Ok(self.health())));
+        } else if fault.is_none()
+            && request.uri().path() == HEALTH
+            && matches!(*request.method(), Method::GET | Method::HEAD)
+        {
+            return Err(Box::new(Ok(self.health(*request.method() == Method::HEAD))));
         }
+        if request.version() == Version::HTTP_10 {
+            link.ends_bodies_by_closing();
+        }
+        let head = *request.method() == Method::HEAD;
         let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
             None if origin == Origin::Peer => self.admission.admit_hop(),
@@ -149,7 +156,7 @@ impl Handler {
         };
         let walk = admitted.and_then(|slot| self.classify(request, slot, link, origin));
         // What follows a faulty request is not followed, so it is not read either.
-        walk.map_err(|error| Box::new(self.fail(&error, fault.is_some())))
+        walk.map_err(|error| Box::new(self.fail(&error, head, fault.is_some())))
     }
 
     fn classify(
@@ -179,6 +186,7 @@ impl Handler {
         // Taken apart before there is a future, which would hold it whole besides.
         let Walk { parts, body, ask, channel_edit, identity, key, metrics, mut guard, hops } = walk;
         let deadline = self.scheduler.deadline();
+        let head = parts.method == Method::HEAD;
         let mut taken = Some((parts, body, Want { ask, channel_edit, deadline }, metrics));
         async move {
             let dispatch = async {
@@ -220,7 +228,7 @@ impl Handler {
                     guard.settle();
                     // A request whose upload broke off because its client left did not fail at Discord.
                     let gone = guard.link().has_ended() == Some(End::ClientGone);
-                    self.fail(if gone { &ProxyError::ClientClosed } else { &error }, false)
+                    self.fail(if gone { &ProxyError::ClientClosed } else { &error }, head, false)
                 }
             }
         }
@@ -257,7 +265,7 @@ impl Handler {
         answered.inspect_err(|_| self.metrics.routed_error())
     }
 
-    fn health(&self) -> Response<Body> {
+    fn health(&self, head: bool) -> Response<Body> {
         let (status, text) = match self.admission.phase() {
             Phase::Serving if self.cluster.over_capacity() => {
                 (StatusCode::SERVICE_UNAVAILABLE, "more members than CLUSTER_MAX_NODES\n")
@@ -265,21 +273,22 @@ impl Handler {
             Phase::Serving => (StatusCode::OK, "ok\n"),
             Phase::Draining | Phase::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
         };
-        let mut response = Response::new(Body::full(Bytes::from_static(text.as_bytes())));
+        let mut response = Response::new(Body::local(Bytes::from_static(text.as_bytes()), head));
         *response.status_mut() = status;
         let headers = response.headers_mut();
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(text.len()));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         headers.insert(VIA, HeaderValue::from_static("1.1 nirn-proxy"));
         headers.insert("generated-by-proxy", HeaderValue::from_static("true"));
         response
     }
 
-    fn fail(&self, error: &ProxyError, closing: bool) -> Result<Response<Body>, Gone> {
+    fn fail(&self, error: &ProxyError, head: bool, closing: bool) -> Result<Response<Body>, Gone> {
         self.report.failed(error);
         if *error == ProxyError::ClientClosed {
             return Err(Gone);
         }
-        let mut response = error.response().map(Body::full);
+        let mut response = error.response().map(|bytes| Body::local(bytes, head));
         if closing {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -294,6 +303,7 @@ fn refusal(request: &Request<Inbound>, fault: Option<Fault>) -> Option<ProxyErro
             return Some(ProxyError::BadRequest("a request has a Content-Length or a Transfer-Encoding, not both"));
         }
         Some(Fault::Fragment) => return Some(ProxyError::BadRequest("a request's target has no fragment")),
+        Some(Fault::LongLength) => return Some(ProxyError::BadRequest("the Content-Length line is padded")),
         None => {}
     }
     if request.uri().path().starts_with(RESERVED) {

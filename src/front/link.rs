@@ -1,7 +1,7 @@
 //! What the requests of one client connection share: whether it still stands, and what its socket was seen to do.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -30,6 +30,10 @@ pub struct Link {
     requests: AtomicU64,
     fault: OnceLock<(u64, Fault)>,
     active: AtomicUsize,
+    /// Its client takes the connection's end for the end of a body that says nothing else (HTTP/1.0).
+    closing_ends_bodies: AtomicBool,
+    /// A response body was cut off.
+    cut: AtomicBool,
     deadlines: Mutex<Vec<Instant>>,
 }
 
@@ -108,6 +112,27 @@ impl Link {
         if let Some(index) = deadlines.iter().position(|known| *known == deadline) {
             deadlines.swap_remove(index);
         }
+    }
+
+    /// Whether every request that is being handled is a response body that should have been through by then.
+    pub fn is_overdue_since(&self, then: Instant) -> bool {
+        let overdue = self.deadlines.lock().iter().filter(|deadline| **deadline < then).count();
+        overdue >= self.active.load(Ordering::Relaxed)
+    }
+
+    /// A request of HTTP/1.0 has come.
+    pub fn ends_bodies_by_closing(&self) {
+        self.closing_ends_bodies.store(true, Ordering::Relaxed);
+    }
+
+    /// A response body is cut off.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the connection must not end as if a body that was cut off were whole.
+    pub fn must_reset(&self) -> bool {
+        self.cut.load(Ordering::Relaxed) && self.closing_ends_bodies.load(Ordering::Relaxed)
     }
 
     /// The earliest instant by which some response body must be through.

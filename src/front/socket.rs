@@ -98,7 +98,8 @@ impl Socket {
         let Some(framing) = &self.framing else { return Poll::Pending };
         let awaited = match framing {
             framing if framing.in_head() => Awaited::Head(framing.heads()),
-            framing if framing.is_idle() => Awaited::Request(framing.heads()),
+            // Whatever its bytes look like: with no request to answer it is idle.
+            framing if framing.is_idle() || self.link.is_idle() => Awaited::Request(framing.heads()),
             _ => Awaited::Nothing,
         };
         if awaited != self.awaited {

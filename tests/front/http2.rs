@@ -235,3 +235,51 @@ async fn an_upload_that_its_client_resets_never_looks_whole_to_discord() {
     eventually("all are counted", || node.failures("client_closed") == 20.0).await;
     connection.abort();
 }
+
+#[tokio::test]
+async fn local_answers_to_head_have_no_body() {
+    let node = Node::start(Upstream::echo().await);
+    let stream = TcpStream::connect(node.address()).await.unwrap();
+    // As strict as any client: hyper's own would not mind.
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for (path, status) in [("/nirn/healthz", 200), ("/nirn/nothing", 404)] {
+        let request = Request::head(format!("http://proxy{path}")).body(()).unwrap();
+        let (answer, _) = requests.clone().ready().await.unwrap().send_request(request, true).unwrap();
+        let answer = timeout(PATIENCE, answer).await.expect("an answer in time").unwrap();
+        assert_eq!(answer.status(), status);
+        assert_ne!(answer.headers()["content-length"], "0");
+        assert!(answer.into_body().is_end_stream(), "{path}");
+    }
+    connection.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_one_answer_keeps_its_other_requests() {
+    let mut upstream = Upstream::start().await;
+    let mut config = config(upstream.address);
+    config.upstream.request_timeout = Duration::from_millis(500);
+    config.scheduling.request_timeout = Duration::from_millis(500);
+    config.scheduling.queue_timeout = Duration::from_secs(20);
+    let node = Node::start_with(config, |daemon| daemon.limits.idle = Duration::from_millis(800));
+    let (mut sender, connection) = connect(&node).await;
+    let unread = tokio::spawn(sender.send_request(get("/x")));
+    let arrival = upstream.next().await;
+    arrival.write("HTTP/1.1 200 OK\r\ncontent-length: 8000000\r\n\r\n").await;
+    tokio::spawn(async move { while arrival.write(vec![b'x'; 256 * 1024]).await {} });
+    let unread = unread.await.unwrap().unwrap();
+    // Waits for its bucket for longer than the other may take.
+    let closing = tokio::spawn(sender.send_request(get("/channels/100000000000000001/a")));
+    let limits = "x-ratelimit-limit: 1\r\nx-ratelimit-remaining: 0\r\nx-ratelimit-reset-after: 5";
+    let closed = upstream.next().await;
+    closed.write(format!("HTTP/1.1 200 OK\r\n{limits}\r\ncontent-length: 0\r\n\r\n")).await;
+    assert_eq!(closing.await.unwrap().unwrap().status(), StatusCode::OK);
+    let waiting = tokio::spawn(sender.send_request(get("/channels/100000000000000001/a")));
+    upstream.next().await.ok("patient").await;
+    assert_eq!(text(waiting.await.unwrap().unwrap()).await, "patient");
+    // Told to go, its end is no error.
+    timeout(PATIENCE, connection).await.expect("a close in time").unwrap().ok();
+    eventually("nothing is held", || node.open() == 0.0).await;
+    assert_eq!(node.failures("response_aborted"), 1.0);
+    drop(unread);
+}

@@ -1,13 +1,17 @@
 //! Health, refusals, keep-alive, pipelining, HTTP/2 and what a response looks like on its way back.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::support::client::Client;
 use crate::support::upstream::Upstream;
-use crate::support::{Node, config, eventually};
+use crate::support::{Node, PATIENCE, config, eventually};
 
 async fn node_with_echo() -> Node {
     Node::start(Upstream::echo().await)
@@ -249,4 +253,49 @@ async fn an_http_1_0_client_is_answered_and_its_connection_closed() {
     let rest = client.rest_within(crate::support::PATIENCE).await.expect("a close");
     let text = String::from_utf8(rest).unwrap();
     assert!(text.starts_with("HTTP/1.0 200") && text.ends_with("\r\n\r\ndone"), "{text}");
+}
+
+#[tokio::test]
+async fn a_health_probe_with_a_fragment_is_refused_like_any_request() {
+    let node = Node::start(Upstream::echo().await);
+    let mut client = Client::connect(node.address()).await;
+    client.send("GET /nirn/healthz#x HTTP/1.1\r\nhost: a\r\n\r\nDELETE /a/#x HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.header("connection")), (400, Some("close")));
+    assert_eq!(client.rest_within(PATIENCE).await.expect("a close"), b"", "what follows is not read");
+}
+
+#[tokio::test]
+async fn a_connection_whose_bytes_cannot_be_followed_is_closed_when_idle() {
+    let node =
+        Node::start_with(config(Upstream::echo().await), |daemon| daemon.limits.idle = Duration::from_millis(400));
+    // A trailer's line that has no end, as hyper takes it, after a body whose request was refused.
+    let mut client = Client::connect(node.address()).await;
+    client.send("POST /nirn/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\n\nGET /").await;
+    assert_eq!(client.answer().await.status, 404);
+    assert!(client.rest_within(PATIENCE).await.is_some(), "a close");
+}
+
+#[tokio::test]
+async fn an_answer_cut_off_to_an_http_1_0_client_ends_with_a_reset() {
+    let mut upstream = Upstream::start().await;
+    let node = Node::start(upstream.address);
+    for version in ["1.0", "1.1"] {
+        let mut client = Client::connect(node.address()).await;
+        client.send(format!("GET /x HTTP/{version}\r\nhost: a\r\n\r\n")).await;
+        let arrival = upstream.next().await;
+        arrival.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
+        assert!(client.head().await.unwrap().contains(" 200 "));
+        client.take(4).await.unwrap();
+        arrival.cut().await;
+        let mut rest = Vec::new();
+        let ended = timeout(PATIENCE, client.stream.read_to_end(&mut rest)).await.expect("an end in time");
+        if version == "1.0" {
+            // Its end alone would be the body's.
+            assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        } else {
+            assert!(!rest.ends_with(b"0\r\n\r\n"), "no last chunk");
+        }
+    }
+    eventually("both are counted", || node.failures("response_aborted") == 2.0).await;
 }
