@@ -27,7 +27,7 @@ use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::time::{Instant as Deadline, sleep, timeout, timeout_at};
 
 use self::members::{Former, Key, Member, Members, Owner, View};
 use self::owners::Owners;
@@ -51,6 +51,10 @@ const LANDING_CHECK: Duration = Duration::from_millis(5);
 /// How often another node is told, and the pause after one that failed.
 const TELLS: u32 = 4;
 const TELL_AGAIN: Duration = Duration::from_millis(150);
+/// All of it takes no longer: heirs wait half as long, and a node that stops has other things to do.
+const TELLING: Duration = Duration::from_secs(3);
+/// Between a node's handover and the news that it has left.
+const LATELY: Duration = Duration::from_secs(1);
 /// A hop that reaches a node which is no owner waits so long for it to hear that it is.
 const AGREEMENT: Duration = Duration::from_secs(1);
 /// Hops of one request: the first, and more while its credential moves.
@@ -123,9 +127,9 @@ pub fn bind(config: &Config, cluster: &config::Cluster) -> Result<(Cluster, Join
     agreed::on(cluster.secret.expose().as_bytes());
     let advertised = cluster.advertise_ip.unwrap_or(config.bind_ip);
     if advertised.is_unspecified() {
-        let ip = config.bind_ip;
+        let variable = if cluster.advertise_ip.is_some() { "it" } else { "BIND_IP" };
         return Err(format!(
-            "CLUSTER_ADVERTISE_IP: BIND_IP is {ip}, which no peer can dial; set it to this node's address"
+            "CLUSTER_ADVERTISE_IP: {variable} is {advertised}, which no peer can dial; set it to this node's address"
         ));
     }
     let pem = Pem {
@@ -154,6 +158,11 @@ pub fn bind(config: &Config, cluster: &config::Cluster) -> Result<(Cluster, Join
 }
 
 fn read(file: &Path, variable: &str) -> Result<Vec<u8>, String> {
+    // The text of a key must not get into an error.
+    if file.as_os_str().as_encoded_bytes().iter().any(u8::is_ascii_control) || file.to_string_lossy().contains("-----")
+    {
+        return Err(format!("{variable}: takes the path of a PEM file, and got something else"));
+    }
     std::fs::read(file).map_err(|error| format!("{variable}: cannot read {}: {error}", file.display()))
 }
 
@@ -168,9 +177,9 @@ impl Joining {
         (self.settings.local.gossip, self.settings.local.peer())
     }
 
-    /// Splits off what serves peers, which must run before [`swim::Gossip::join`].
-    pub fn split(self) -> (TcpListener, Arc<ServerConfig>, impl Future<Output = Result<Gossip, String>>) {
-        (self.listener, self.tls, Gossip::join(self.settings, self.socket, self.publish))
+    /// Splits off what serves peers, which must run before anybody hears of this node.
+    pub fn split(self) -> (TcpListener, Arc<ServerConfig>, impl FnOnce() -> Result<Gossip, String>) {
+        (self.listener, self.tls, move || Gossip::start(self.settings, self.socket, self.publish))
     }
 }
 
@@ -201,27 +210,42 @@ impl Membership {
         (!told).then_some(former)
     }
 
-    /// Waits for a former owner's word; false if its time is over: what it knew is not known here.
-    async fn told(&self, former: &Former) -> bool {
+    /// Waits for a former owner's word; false if its time is over, or the request's: what it knew is not known here.
+    async fn told(&self, former: &Former, deadline: Deadline) -> bool {
         let mut handed = self.handed.subscribe();
         let told = handed.wait_for(|handed| handed.iter().any(|handed| former.is_told_by(handed)));
-        timeout_at(former.until.into(), told).await.is_ok()
+        timeout_at(deadline.min(former.until.into()), told).await.is_ok()
     }
 
     /// Waits for this node to hear that it owns a key, as a peer says by sending it.
-    async fn agreed(&self, key: &Key) -> Result<(), ProxyError> {
+    async fn agreed(&self, key: &Key, deadline: Deadline) -> Result<(), ProxyError> {
         let mut members = self.owners.members().clone();
         let agreed = members.wait_for(|members| !matches!(members.owner(key), Owner::Peer(_)));
-        let agreed = timeout(AGREEMENT, agreed).await;
+        let agreed = timeout_at(deadline.min(Deadline::now() + AGREEMENT), agreed).await;
         agreed.map(drop).map_err(|_| ProxyError::Unavailable(Reason::ClusterRouting))
     }
 
-    fn hand_over(&self, scheduler: &Scheduler, known: &[Arc<Member>]) -> Option<impl Future<Output = ()> + use<>> {
+    /// Whether another node handed something over a moment ago.
+    fn handed_lately(&self, name: &str) -> bool {
+        let now = Instant::now();
+        self.handed.borrow().iter().any(|(from, at)| from == name && now.saturating_duration_since(*at) < LATELY)
+    }
+
+    fn hand_over(
+        &self,
+        scheduler: &Scheduler,
+        known: &[Arc<Member>],
+        taken: bool,
+    ) -> Option<impl Future<Output = ()> + use<>> {
         let members = self.members().clone();
         if members.over_capacity() {
             return None;
         }
-        let departing = scheduler.release(|key| matches!(members.owner(key), Owner::Peer(_)));
+        let departing = scheduler.release(|key| match members.owner(key) {
+            // Who has just handed it over is about to leave, which this node will hear of.
+            Owner::Peer(owner) => !(taken && self.handed_lately(&owner.name)),
+            Owner::Local | Owner::OverCapacity => false,
+        });
         let heirs: Vec<bool> =
             members.list().iter().map(|member| member.name != self.name && !known.contains(member)).collect();
         // A node that stays keeps its part of the budget.
@@ -285,25 +309,32 @@ async fn tell(
             }
         });
     }
-    while telling.join_next().await.is_some() {}
+    let told = async { while telling.join_next().await.is_some() {} };
+    if timeout(TELLING, told).await.is_err() {
+        tracing::warn!("could not hand credentials over to every member in time");
+    }
 }
 
 impl Cluster {
     /// The way of a request that has made so many hops; `moved` if it has waited here, for what this node no longer owns.
-    /// Waits while the credential moves.
+    /// Waits while the credential moves, until the request's deadline.
     ///
     /// # Errors
     ///
-    /// 503 when nobody owns it, or the nodes do not agree on who does.
-    pub async fn way(&self, key: &Key, hops: u8, moved: bool) -> Result<Way, ProxyError> {
+    /// 503 when nobody owns it, or the nodes do not agree on who does; 408 past the deadline.
+    pub async fn way(&self, key: &Key, hops: u8, moved: bool, deadline: Deadline) -> Result<Way, ProxyError> {
         let Self::Member(membership) = self else { return Ok(Way::Here { unheard: false }) };
         let mut unheard = false;
+        let mut waited = false;
         loop {
+            if std::mem::replace(&mut waited, true) && deadline <= Deadline::now() {
+                return Err(ProxyError::QueueTimeout);
+            }
             match membership.owners.owner(key) {
                 Owner::Local => match membership.awaited(key) {
                     None => return Ok(Way::Here { unheard }),
                     // It may have moved on by the time that it is told.
-                    Some(former) => unheard = !membership.told(&former).await,
+                    Some(former) => unheard = !membership.told(&former, deadline).await,
                 },
                 Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
                     return Ok(Way::There(peer, hops + 1));
@@ -313,7 +344,7 @@ impl Cluster {
                     let handed_on = hops > 1 && hops < MAX_HOPS;
                     match handed_on.then(|| membership.next_heir(key, peer)).flatten() {
                         Some(heir) => return Ok(Way::There(heir, hops + 1)),
-                        None => membership.agreed(key).await?,
+                        None => membership.agreed(key, deadline).await?,
                     }
                 }
                 Owner::OverCapacity => return Err(ProxyError::Unavailable(Reason::ClusterOverCapacity)),
@@ -359,11 +390,17 @@ impl Cluster {
 
     /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. All but the
     /// `known` ones are told even if that is nothing: they wait for it. What is let go is so before the future is first
-    /// polled.
-    pub fn hand_over(&self, scheduler: &Scheduler, known: &[Arc<Member>]) -> impl Future<Output = ()> + use<> {
+    /// polled. `taken` if another node's handover is the occasion, and not a change of the membership: then nothing goes
+    /// back where it came from.
+    pub fn hand_over(
+        &self,
+        scheduler: &Scheduler,
+        known: &[Arc<Member>],
+        taken: bool,
+    ) -> impl Future<Output = ()> + use<> {
         let handed = match self {
             Self::Alone => None,
-            Self::Member(membership) => membership.hand_over(scheduler, known),
+            Self::Member(membership) => membership.hand_over(scheduler, known, taken),
         };
         async move {
             if let Some(handed) = handed {
@@ -375,7 +412,7 @@ impl Cluster {
     /// Sends a request on to its owner, see [`Peers::forward`].
     pub async fn forward<B>(&self, to: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
     where
-        B: Body<Data = Bytes, Error: Send> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<ProxyError> + Send> + Send + 'static,
     {
         match self {
             Self::Alone => Err(ProxyError::Unavailable(Reason::ClusterRouting)),

@@ -152,29 +152,41 @@ impl Daemon {
         let scheduler = handler.scheduler.clone();
         tasks.spawn(async move { scheduler.sweep().await });
         let (mut shutdown, mut hurry) = (pin!(shutdown), pin!(hurry));
-        let mut membership = None;
-        if let Some(joining) = joining {
-            let joining = join(joining, &handler, &mut tasks);
-            tokio::select! {
-                joined = joining => membership = Some(joined?),
-                () = &mut shutdown => return Ok(()),
-                () = &mut hurry => return Ok(()),
-            }
-        }
-        let patience = Patience { head: limits.head, idle: limits.idle };
-        let leaving = handler.clone();
-        let front = tasks.spawn(front::accept(listeners.proxy, handler, patience));
+        let membership = joining.map(|joining| join(joining, &handler, &mut tasks)).transpose()?;
         let (gossip, closing) = membership.unzip();
+        let joined = async {
+            match &gossip {
+                Some(gossip) => gossip.joined().await.map(|()| true),
+                None => Ok(true),
+            }
+        };
+        // A stop while it joins is a stop like any other: the others know it already.
+        let joined = tokio::select! {
+            joined = joined => joined,
+            () = &mut shutdown => Ok(false),
+            () = &mut hurry => return Ok(()),
+        };
+        let front = (joined == Ok(true)).then(|| {
+            if gossip.is_some() {
+                tracing::info!(members = handler.cluster.size(), "joined the cluster");
+            }
+            let patience = Patience { head: limits.head, idle: limits.idle };
+            tasks.spawn(front::accept(listeners.proxy, handler.clone(), patience))
+        });
         let stopped = async {
-            shutdown.await;
+            if front.is_some() {
+                shutdown.await;
+            }
             let close = || {
-                front.abort();
+                if let Some(front) = front {
+                    front.abort();
+                }
                 // Dropped when there is nobody to tell.
                 closing.map(|closing: watch::Sender<bool>| closing.send_replace(true));
             };
             let leave = async {
                 if let Some(gossip) = &gossip {
-                    leave(gossip, &leaving, HEARSAY.min(limits.drain)).await;
+                    leave(gossip, &handler, HEARSAY.min(limits.drain)).await;
                 }
             };
             drain(&admission, limits.drain, leave, close).await;
@@ -183,14 +195,15 @@ impl Daemon {
             biased;
             () = hurry => admission.advance(Phase::Stopping),
             () = stopped => {}
-            error = first_failure(&mut tasks) => return Err(error),
+            error = first_failure(&mut tasks) => return joined.and(Err(error)),
         }
-        Ok(())
+        joined.map(drop)
     }
 }
 
-/// Serves peers, and then joins: whoever hears of this node can reach it. The sender closes the listener for peers.
-async fn join(
+/// Serves peers, and then begins to join: whoever hears of this node can reach it. The sender closes the listener for
+/// peers.
+fn join(
     joining: Joining,
     handler: &Arc<Handler>,
     tasks: &mut JoinSet<()>,
@@ -214,10 +227,9 @@ async fn join(
         pending().await
     });
     tasks.spawn(follow(members, handler.clone()));
-    let gossip = Arc::new(joining.await?);
+    let gossip = Arc::new(joining()?);
     let watched = gossip.clone();
     tasks.spawn(async move { watched.ended().await });
-    tracing::info!(members = handler.cluster.size(), "joined the cluster");
     Ok((gossip, close))
 }
 
@@ -245,7 +257,7 @@ async fn follow(mut members: watch::Receiver<Arc<View>>, handler: Arc<Handler>) 
         }
         // A node that leaves hands over by itself, so that it can wait for it. What it takes in may be another's by now.
         if taken || now.has_local() {
-            telling.spawn(cluster.hand_over(scheduler, before.list()));
+            telling.spawn(cluster.hand_over(scheduler, before.list(), taken));
         }
         before = now;
     }
@@ -259,7 +271,7 @@ async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
         let left = timeout_at(heard, members.wait_for(|members| !members.has_local())).await.is_ok_and(|it| it.is_ok());
         // Alone, it has no heirs.
         if left {
-            handler.cluster.hand_over(&handler.scheduler, &[]).await;
+            handler.cluster.hand_over(&handler.scheduler, &[], false).await;
         }
     };
     tokio::join!(gossip.leave(), handed);

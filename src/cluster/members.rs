@@ -63,8 +63,8 @@ pub struct Members {
 impl Members {
     /// A view of `members` from the node that gossips at `local`; with more than `cap` of them nobody owns anything.
     ///
-    /// Of two members with one name the younger counts and the other does not: a replaced node often keeps its name
-    /// and changes its address, and its old self is still listed until it is found dead.
+    /// Of two members with one name the older counts: one that takes a name by mistake, and stops when it finds out, must
+    /// not take the credentials of the other. One that replaces a dead node under its name waits until that is found dead.
     pub fn new(epoch: u64, members: impl IntoIterator<Item = Member>, local: SocketAddr, cap: usize) -> Self {
         let members: Vec<Member> = members.into_iter().collect();
         let own = members.iter().find(|member| member.gossip == local);
@@ -75,7 +75,7 @@ impl Members {
         for member in members {
             let rank = |member: &Member| (member.generation, member.gossip);
             match by_name.get(&member.name) {
-                Some(known) if rank(known) >= rank(&member) => {}
+                Some(known) if rank(known) <= rank(&member) => {}
                 _ => {
                     by_name.insert(member.name.clone(), member);
                 }

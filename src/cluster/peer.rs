@@ -68,6 +68,20 @@ const MAX_HEADERS: u32 = 96 * 1024;
 /// At most one warning in this time about peers that cannot be reached.
 const WARNING_PAUSE: Duration = Duration::from_secs(30);
 
+/// Why a request has no answer.
+enum Failure<E> {
+    /// The peer cannot be reached, or does not go along.
+    Peer(Refusal),
+    /// The request's body broke off.
+    Body(E),
+}
+
+impl<E, R: Into<Refusal>> From<R> for Failure<E> {
+    fn from(refusal: R) -> Self {
+        Self::Peer(refusal.into())
+    }
+}
+
 /// The client to all peers. Cheap to clone; clones share their connections.
 #[derive(Clone)]
 pub struct Peers {
@@ -93,10 +107,11 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// 503 when the owner cannot be reached, refuses this node, breaks off, or does not answer in time.
+    /// 503 when the owner cannot be reached, refuses this node, breaks off, or does not answer in time; the body's own error
+    /// when it breaks off before there is an answer.
     pub async fn forward<B>(&self, to: SocketAddr, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
     where
-        B: Body<Data = Bytes, Error: Send> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<ProxyError> + Send> + Send + 'static,
     {
         let deadline = Instant::now() + self.bound;
         match timeout_at(deadline, self.exchange(to, request, hop)).await {
@@ -105,15 +120,21 @@ impl Peers {
                 let body = Inbound::from_peer(&parts.headers, stream);
                 Ok(Dispatched { response: Response::from_parts(parts, body.into()), deadline })
             }
-            Ok(Err(refusal)) => {
+            Ok(Err(Failure::Peer(refusal))) => {
                 self.warn(to, refusal.error());
                 Err(ProxyError::Unavailable(Reason::PeerError))
             }
+            Ok(Err(Failure::Body(error))) => Err(error.into()),
             Err(_) => Err(ProxyError::Unavailable(Reason::PeerError)),
         }
     }
 
-    async fn exchange<B>(&self, to: SocketAddr, request: Request<B>, hop: u8) -> Result<Response<RecvStream>, Refusal>
+    async fn exchange<B>(
+        &self,
+        to: SocketAddr,
+        request: Request<B>,
+        hop: u8,
+    ) -> Result<Response<RecvStream>, Failure<B::Error>>
     where
         B: Body<Data = Bytes, Error: Send> + Send + 'static,
     {
@@ -131,7 +152,10 @@ impl Peers {
         let mut upload = Box::pin(stream::send(body, stream));
         let answered = tokio::select! {
             biased;
-            () = &mut upload => None,
+            sent = &mut upload => {
+                sent.map_err(Failure::Body)?;
+                None
+            }
             answered = &mut answer => Some(answered),
         };
         match answered {

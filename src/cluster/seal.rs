@@ -9,7 +9,9 @@
 //! a forgotten member back for some seconds). So each node opens a datagram once, and only within [`WINDOW_MS`] of its
 //! own clock: the clocks of a cluster's nodes must agree to within that. A datagram replayed to another node than the
 //! one it was sent to is addressed to somebody else and ignored by gossip; one replayed to a restarted node is
-//! addressed to its former generation.
+//! addressed to its former generation. What is left is an announce, which goes by the address alone: whoever recorded one
+//! can show it to a seed that has been restarted since, for [`WINDOW_MS`], and if its sender has died meanwhile the
+//! cluster takes it for alive until it is found dead again.
 
 use std::collections::{HashSet, VecDeque};
 

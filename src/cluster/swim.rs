@@ -60,6 +60,11 @@ impl Settings {
 /// A node's part in the gossip. Dropped, it falls silent without a farewell.
 pub struct Gossip {
     members: watch::Receiver<Arc<View>>,
+    found: watch::Receiver<Found>,
+    /// The variable that names the seeds.
+    variable: &'static str,
+    advertised: SocketAddr,
+    bound: SocketAddr,
     leave: mpsc::Sender<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -85,16 +90,12 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 impl Gossip {
-    /// Joins the cluster, or begins it if this node is one of its seeds; the members are published as they change.
+    /// Begins to join the cluster; the members are published as they change. Call it within a runtime.
     ///
     /// # Errors
     ///
-    /// When no seed answers within 10 s, the cluster has too many members, or another member has this node's name.
-    pub async fn join(
-        settings: Settings,
-        socket: UdpSocket,
-        publish: watch::Sender<Arc<View>>,
-    ) -> Result<Self, String> {
+    /// When the system refuses what it takes.
+    pub fn start(settings: Settings, socket: UdpSocket, publish: watch::Sender<Arc<View>>) -> Result<Self, String> {
         let bound = socket.local_addr().map_err(|error| format!("CLUSTER_PORT: {error}"))?;
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).map_err(|_| "the system has no randomness to give".to_owned())?;
@@ -102,19 +103,11 @@ impl Gossip {
         let seal = Seal::new(settings.secret.expose().as_bytes())?;
         let members = publish.subscribe();
         let (leave, orders) = mpsc::channel(1);
-        let variable = seeds::variable(&settings.seeds);
-        let (found_sender, mut found) = watch::channel(Found::default());
-        let mut warned = None;
-        let advertised = settings.local.gossip;
-        let task = Task { settings, socket, node, seal, publish, found: found_sender, bound };
-        let gossip = Self { members, leave, task: tokio::spawn(async move { task.run(orders, &mut warned).await }) };
-        match gossip.joined(&mut found, variable, advertised, bound).await {
-            Ok(()) => Ok(gossip),
-            Err(error) => {
-                gossip.leave().await;
-                Err(error)
-            }
-        }
+        let (variable, advertised) = (seeds::variable(&settings.seeds), settings.local.gossip);
+        let (found_sender, found) = watch::channel(Found::default());
+        let task = Task { settings, socket, node, seal, publish, found: found_sender, bound, warned: None };
+        let task = tokio::spawn(task.run(orders));
+        Ok(Self { members, found, variable, advertised, bound, leave, task })
     }
 
     /// Waits for what must not happen while the node runs: that the gossip ends.
@@ -136,13 +129,13 @@ impl Gossip {
         }
     }
 
-    async fn joined(
-        &self,
-        found: &mut watch::Receiver<Found>,
-        variable: &str,
-        advertised: SocketAddr,
-        bound: SocketAddr,
-    ) -> Result<(), String> {
+    /// Waits until it has joined the cluster, or has begun it because it is one of its seeds.
+    ///
+    /// # Errors
+    ///
+    /// When no seed answers within 10 s, the cluster has too many members, or another member has this node's name.
+    pub async fn joined(&self) -> Result<(), String> {
+        let (mut found, advertised, bound) = (self.found.clone(), self.advertised, self.bound);
         let deadline = Instant::now() + JOIN_PATIENCE;
         let mut members = self.members.clone();
         let company = async {
@@ -164,7 +157,7 @@ impl Gossip {
             }
         };
         let Ok(company) = timeout_at(deadline, first).await else {
-            return Err(unanswered(variable, &found.borrow()));
+            return Err(unanswered(self.variable, &self.found.borrow()));
         };
         if company {
             sleep(FEED).await;
@@ -212,10 +205,12 @@ struct Task {
     publish: watch::Sender<Arc<View>>,
     found: watch::Sender<Found>,
     bound: SocketAddr,
+    /// When somebody's clock was last complained of.
+    warned: Option<Instant>,
 }
 
 impl Task {
-    async fn run(mut self, mut orders: mpsc::Receiver<oneshot::Sender<()>>, warned: &mut Option<Instant>) {
+    async fn run(mut self, mut orders: mpsc::Receiver<oneshot::Sender<()>>) {
         let mut look_up = Box::pin(look_up(self.settings.seeds.clone(), Duration::ZERO));
         let mut buffer = [0; MAX_DATAGRAM + 1];
         loop {
@@ -228,11 +223,6 @@ impl Task {
                     // An error means that nobody waits for it.
                     told.send(()).ok();
                 }
-                readable = self.socket.readable() => {
-                    if readable.is_ok() {
-                        self.read(&mut buffer, warned);
-                    }
-                }
                 found = &mut look_up => {
                     self.seek(found);
                     let pause = if self.node.alone() { LOOK_UP_ALONE } else { LOOK_UP };
@@ -240,8 +230,14 @@ impl Task {
                 }
                 () = sleep_until(wake) => {
                     // What has arrived in time must not be missed because this task got its turn late.
-                    self.read(&mut buffer, warned);
+                    self.read(&mut buffer);
                     self.node.tick(Instant::now().into_std());
+                }
+                // Last: a socket that is never empty must not keep the others from their turn.
+                readable = self.socket.readable() => {
+                    if readable.is_ok() {
+                        self.read(&mut buffer);
+                    }
                 }
             }
         }
@@ -254,7 +250,7 @@ impl Task {
         self.found.send_replace(found);
     }
 
-    fn read(&mut self, buffer: &mut [u8], warned: &mut Option<Instant>) {
+    fn read(&mut self, buffer: &mut [u8]) {
         for _ in 0..BURST {
             let length = match self.socket.try_recv_from(buffer) {
                 Ok((length, _)) => length,
@@ -267,8 +263,8 @@ impl Task {
                 Opened::Foreign => {}
                 Opened::OutOfTime => {
                     let now = Instant::now();
-                    if warned.is_none_or(|last| now - last >= WARNING_PAUSE) {
-                        *warned = Some(now);
+                    if self.warned.is_none_or(|last| now - last >= WARNING_PAUSE) {
+                        self.warned = Some(now);
                         tracing::warn!("a member's clock is off by more than 30 s: its gossip is ignored");
                     }
                 }

@@ -47,7 +47,7 @@ async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_no
     publish.send_replace(Arc::new(joined));
     let cluster = Cluster::Member(Arc::new(membership));
     // It says nothing, as one that does not know how to.
-    assert!(matches!(cluster.way(&key, 1, false).await, Ok(Way::Here { unheard: true })));
+    assert!(matches!(cluster.way(&key, 1, false, far()).await, Ok(Way::Here { unheard: true })));
     assert!(now.elapsed() >= Duration::from_secs(1) && now.elapsed() < Duration::from_secs(5));
     let Cluster::Member(membership) = &cluster else { panic!("a member") };
     let now = Instant::now();
@@ -58,7 +58,7 @@ async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_no
         sleep(Duration::from_millis(50)).await;
         membership.handed.send_modify(|handed| handed.push_front(("node-2".to_owned(), Instant::now())));
     };
-    let (way, ()) = tokio::join!(cluster.way(&key, 1, false), speaking);
+    let (way, ()) = tokio::join!(cluster.way(&key, 1, false, far()), speaking);
     assert!(matches!(way, Ok(Way::Here { unheard: false })) && now.elapsed() < Duration::from_secs(1));
     // A hop for what another node owns: it was never this one's.
     let key = (0..100).map(|byte| [byte; 32]).find(|key| membership.owners.owner(key) != Owner::Local).unwrap();
@@ -66,10 +66,10 @@ async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_no
         *view = Arc::new(View::new(Members::new(5, (1..=2).map(member), member(1).gossip, 4), now))
     });
     let refused = ProxyError::Unavailable(Reason::ClusterRouting);
-    assert_eq!(cluster.way(&key, 1, false).await.unwrap_err(), refused);
-    assert!(matches!(cluster.way(&key, 0, false).await, Ok(Way::There(_, 1))));
-    assert!(matches!(cluster.way(&key, 1, true).await, Ok(Way::There(_, 2))), "it waited here");
-    assert_eq!(cluster.way(&key, MAX_HOPS, true).await.unwrap_err(), refused);
+    assert_eq!(cluster.way(&key, 1, false, far()).await.unwrap_err(), refused);
+    assert!(matches!(cluster.way(&key, 0, false, far()).await, Ok(Way::There(_, 1))));
+    assert!(matches!(cluster.way(&key, 1, true, far()).await, Ok(Way::There(_, 2))), "it waited here");
+    assert_eq!(cluster.way(&key, MAX_HOPS, true, far()).await.unwrap_err(), refused);
 }
 
 #[tokio::test]
@@ -86,15 +86,15 @@ async fn what_one_that_leaves_sends_to_another_that_leaves_goes_on_to_who_stays(
     let cluster = Cluster::Member(Arc::new(membership));
     let left = before.followed_by(three().without_local(2).unwrap(), now);
     publish.send_replace(Arc::new(left));
-    let Ok(Way::There(next, 3)) = cluster.way(&key, 2, false).await else { panic!("a third hop") };
+    let Ok(Way::There(next, 3)) = cluster.way(&key, 2, false, far()).await else { panic!("a third hop") };
     assert_eq!(*next, member(3), "the owner has sent it, so it is not the owner any more");
     let refused = ProxyError::Unavailable(Reason::ClusterRouting);
-    assert_eq!(cluster.way(&key, MAX_HOPS, false).await.unwrap_err(), refused);
+    assert_eq!(cluster.way(&key, MAX_HOPS, false, far()).await.unwrap_err(), refused);
     // It has heard that the owner left before it left itself.
     let alone = Members::new(2, [member(1), member(3)], member(1).gossip, 4);
     let gone = before.followed_by(alone, now).followed_by(Members::new(3, [member(3)], member(1).gossip, 4), now);
     publish.send_replace(Arc::new(gone));
-    assert!(matches!(cluster.way(&key, 2, false).await, Ok(Way::There(next, 3)) if *next == member(3)));
+    assert!(matches!(cluster.way(&key, 2, false, far()).await, Ok(Way::There(next, 3)) if *next == member(3)));
 }
 
 #[test]
@@ -113,4 +113,8 @@ fn only_unauthenticated_interactions_are_spread_by_what_they_are_for() {
     let bot = key_of(Some(b"Bot secret"), "/gateway");
     assert_eq!(bot, key_of(Some(b"Bot secret"), &callback("aW50ZXJhY3Rpb246one")));
     assert!(bot != other && bot != one && one != other);
+}
+
+fn far() -> Deadline {
+    Deadline::now() + Duration::from_secs(60)
 }

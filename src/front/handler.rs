@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use pin_project_lite::pin_project;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use super::admission::{Admission, Phase, Slot};
 use super::body::Body;
@@ -58,7 +58,7 @@ pub struct Handler {
 pub enum Origin {
     /// The front listener: a client.
     Public,
-    /// The peer listener: it has made its hop, and makes no other. Only the listener tells; what a header claims is nothing.
+    /// The peer listener: it has made a hop, and makes another only while its credential moves. Only the listener tells; what a header claims is nothing.
     Peer,
 }
 
@@ -190,7 +190,7 @@ impl Handler {
         let mut taken = Some((parts, body, Want { ask, channel_edit, deadline }, metrics));
         async move {
             let dispatch = async {
-                let way = self.cluster.way(&key, hops, false).await?;
+                let way = self.cluster.way(&key, hops, false, deadline).await?;
                 // Out of the future around this one, or a waiting request would have room for it in both.
                 let taken = taken.take().ok_or(ProxyError::Unavailable(Reason::RetryPreparation))?;
                 let (parts, body, want, metrics) = taken;
@@ -209,7 +209,7 @@ impl Handler {
                     }
                 };
                 // Rare, and not short.
-                let followed = timeout_at(deadline, self.follow(moved, &identity, &key, hops));
+                let followed = timeout_at(deadline, self.follow(moved, &identity, &key, hops, deadline));
                 Box::pin(followed).await.map_err(|_| ProxyError::QueueTimeout)?
             };
             let dispatched = tokio::select! {
@@ -241,9 +241,10 @@ impl Handler {
         identity: &Identity,
         key: &Key,
         hops: u8,
+        deadline: Instant,
     ) -> Result<Dispatched, ProxyError> {
         loop {
-            match self.cluster.way(key, hops, true).await? {
+            match self.cluster.way(key, hops, true, deadline).await? {
                 Way::Here { .. } => match self.scheduler.resume(moved, identity).await? {
                     Fate::Answered(dispatched) => return Ok(dispatched),
                     Fate::Moved(again) => moved = again,
@@ -258,11 +259,16 @@ impl Handler {
 
     async fn pass_on<B>(&self, peer: &Member, request: Request<B>, hop: u8) -> Result<Dispatched, ProxyError>
     where
-        B: http_body::Body<Data = Bytes, Error: Send> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<ProxyError> + Send> + Send + 'static,
     {
         self.metrics.routed_sent();
         let answered = self.cluster.forward(peer, request, hop).await;
-        answered.inspect_err(|_| self.metrics.routed_error())
+        answered.inspect_err(|error| {
+            // A client's broken body is none of the peer's errors.
+            if *error == ProxyError::Unavailable(Reason::PeerError) {
+                self.metrics.routed_error();
+            }
+        })
     }
 
     fn health(&self, head: bool) -> Response<Body> {

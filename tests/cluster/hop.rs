@@ -42,6 +42,28 @@ async fn a_client_that_leaves_at_the_entry_node_frees_its_place_at_the_owner() {
     assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_malformed_upload_is_its_clients_fault_whether_it_hops_or_not() {
+    let town = Town::new(unlimited()).await;
+    let nodes = [town.node(1).await, town.node(2).await];
+    for node in &nodes {
+        node.sees(2.0).await;
+    }
+    let token = owned_by(&nodes, 1, "token").await;
+    for (count, node) in nodes.iter().enumerate() {
+        let mut client = Client::connect(node.address()).await;
+        let head = format!("POST /api/v10/channels/1/messages HTTP/1.1\r\nhost: p\r\nauthorization: Bot {token}\r\n");
+        client.send(format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n")).await;
+        let answer = client.answer_to("POST").await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("malformed") && answer.header("retry-after").is_none(), "{count}: {answer:?}");
+        assert_eq!(node.failures("bad_request").await, 1.0);
+        assert_eq!(node.metric("nirn_proxy_requests_routed_error").await, 0.0);
+        assert_eq!(node.failures("peer_error").await, 0.0);
+        assert!(!node.log.lock().contains("cannot reach a peer"), "{}", node.log.lock());
+    }
+}
+
 fn kilobytes(node: &Node, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", node.child.id().unwrap())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();

@@ -7,6 +7,7 @@ use fake_discord::FakeDiscord;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::town::Town;
 use crate::unlimited;
 
 const README: &str = include_str!("../../README.md");
@@ -18,12 +19,18 @@ fn commands(chapter: &str) -> String {
     blocks.collect()
 }
 
+/// Whether nothing may be skipped for want of a tool.
+#[allow(clippy::disallowed_methods, reason = "no setting of the proxy")]
+fn must_have_tools() -> bool {
+    std::env::var_os("CI").is_some()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-#[allow(clippy::disallowed_methods, reason = "where tools are, and whether they must be, is no setting of the proxy")]
+#[allow(clippy::disallowed_methods, reason = "where tools are is no setting of the proxy")]
 async fn its_commands_make_certificates_and_run_three_nodes() {
     let tools = ["openssl", "curl"].map(|tool| std::process::Command::new(tool).arg("--version").output().is_ok());
     if tools.contains(&false) {
-        assert!(std::env::var_os("CI").is_none(), "openssl and curl are needed");
+        assert!(!must_have_tools(), "openssl and curl are needed");
         eprintln!("SKIPPED: openssl and curl are needed");
         return;
     }
@@ -53,4 +60,37 @@ async fn its_commands_make_certificates_and_run_three_nodes() {
     assert!(output.status.success(), "{told}\n{errors}");
     assert_eq!(told.matches("nirn_proxy_cluster_members 3\n").count(), 3, "{told}\n{errors}");
     assert_eq!(discord.counts().arrivals, 1, "{told}\n{errors}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_kubernetes_example_makes_certificates_that_a_node_takes() {
+    let town = Town::new(unlimited()).await;
+    let one = town.node(1).await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let manifest = include_str!("../../docs/kubernetes.yaml");
+    let (_, script) = manifest.split_once("args:\n            - |\n").unwrap();
+    let script: Vec<_> = script.lines().map_while(|line| line.strip_prefix("              ")).collect();
+    // The pod's folders.
+    let script = script.join("\n").replace("/tls/", &format!("{}/", folder.path().display()));
+    let script = script.replace("/ca/", &format!("{}/ca-", folder.path().display()));
+    town.ca.write(&at("ca-ca.pem"), &at("ca-ca.key"));
+    let mut shell = Command::new("sh");
+    let ip = town.ip(3).to_string();
+    shell.arg("-euc").arg(script).env("POD_IP", &ip).env("NODE_NAME", "node-3");
+    let output = match shell.output().await.unwrap() {
+        output if output.status.code() == Some(127) => return assert!(!must_have_tools(), "openssl is needed"),
+        output => output,
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = [("CLUSTER_CA_FILE", "ca.crt"), ("CLUSTER_CERT_FILE", "tls.crt"), ("CLUSTER_KEY_FILE", "tls.key")];
+    for (variable, name) in files {
+        assert!(manifest.contains(&format!("{{ name: {variable}, value: /tls/{name} }}")), "{variable}");
+    }
+    let files = files.map(|(variable, name)| (variable, at(name).to_string_lossy().into_owned()));
+    let files = files.each_ref().map(|(variable, path)| (*variable, path.as_str()));
+    let three = town.node_with(3, &files).await;
+    for node in [&one, &three] {
+        node.sees(2.0).await;
+    }
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::support::PATIENCE;
 use crate::town::{Ca, Town};
-use crate::unlimited;
+use crate::{owned_by, unlimited};
 
 async fn refusal(
     town: &Town,
@@ -92,4 +92,32 @@ async fn the_peer_port_speaks_tls_1_3_only() {
     let new = dial("-tls1_3").await.unwrap();
     assert!(new.contains("TLSv1.3"), "{new}");
     tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_has_a_name_by_mistake_takes_nothing_and_says_farewell_when_it_is_stopped() {
+    let town = Town::new(unlimited()).await;
+    let nodes = [town.node(1).await, town.node(2).await];
+    for node in &nodes {
+        node.sees(2.0).await;
+    }
+    let token = owned_by(&nodes, 0, "token").await;
+    let sent = nodes[0].metric("nirn_proxy_requests_routed_sent").await;
+    let namesake = town.launch(3, &[("NODE_NAME", "node-1")], &town.ca, |_| {});
+    for node in &nodes {
+        node.says(&format!("address={}:7946", town.ip(3))).await;
+    }
+    // It waits for the other to be gone, and is a member meanwhile.
+    for _ in 0..20 {
+        assert_eq!(nodes[0].ask("/api/v10/users/@me", &token, "").await.status, 200);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(nodes[0].metric("nirn_proxy_requests_routed_sent").await, sent, "its owner is who it was");
+    namesake.signal("TERM").await;
+    let (code, log) = namesake.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    for node in &nodes {
+        node.says("member left or died").await;
+        assert!(!node.log.lock().contains("does not answer"), "{}", node.log.lock());
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -32,6 +32,14 @@ impl Ca {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+}
+
+impl Ca {
+    /// Writes its certificate and its key.
+    pub fn write(&self, cert: &Path, key: &Path) {
+        fs::write(cert, self.0.pem()).unwrap();
+        fs::write(key, self.0.key().serialize_pem()).unwrap();
     }
 }
 

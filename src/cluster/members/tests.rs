@@ -87,14 +87,15 @@ fn a_node_knows_itself_and_fails_closed_above_the_cap() {
 }
 
 #[test]
-fn of_two_members_with_one_name_the_younger_counts_on_every_node() {
-    let members = [named("same", 1), named("same", 2), named("other", 3)];
+fn of_two_members_with_one_name_the_older_counts_on_every_node() {
+    let aged = |name, number, generation| Member { generation, ..named(name, number) };
+    let members = [aged("same", 2, 7), aged("same", 1, 8), aged("other", 3, 9)];
     let old = Members::new(1, members.clone(), members[0].gossip, 8);
     let young = Members::new(1, members.clone(), members[1].gossip, 8);
     assert_eq!(old.list(), young.list());
     assert_eq!((old.namesake(), young.namesake()), (Some(&members[1]), Some(&members[0])));
-    assert!((0..100).all(|number| old.owner(&key(number)) != Owner::Local));
-    assert!((0..100).any(|number| young.owner(&key(number)) == Owner::Local));
+    assert!((0..100).any(|number| old.owner(&key(number)) == Owner::Local));
+    assert!((0..100).all(|number| young.owner(&key(number)) != Owner::Local));
 }
 
 #[test]

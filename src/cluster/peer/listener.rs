@@ -161,7 +161,10 @@ where
     let (parts, body) = response.into_parts();
     let ends = body.is_end_stream();
     match respond.send_response(Response::from_parts(parts, ()), ends) {
-        Ok(stream) if !ends => stream::send(body, stream).await,
+        Ok(stream) if !ends => {
+            // One that breaks off has reset the stream: that tells the peer.
+            stream::send(body, stream).await.ok();
+        }
         Ok(_) => {}
         Err(_) => respond.send_reset(Reason::INTERNAL_ERROR),
     }

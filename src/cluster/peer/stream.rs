@@ -15,24 +15,27 @@ use super::{PING_INTERVAL, PING_PATIENCE};
 const LITTLE: usize = 8 * 1024;
 
 /// Sends a body, a piece when there is room for it, until its end or until the other side wants no more. A body that
-/// breaks off resets the stream, so that it never looks complete.
-pub(super) async fn send<B: Body<Data = Bytes>>(body: B, mut stream: SendStream<Bytes>) {
+/// breaks off resets the stream, so that it never looks complete, and is the error.
+pub(super) async fn send<B: Body<Data = Bytes>>(body: B, mut stream: SendStream<Bytes>) -> Result<(), B::Error> {
     let mut body = pin!(body);
     loop {
-        let Some(frame) = next(body.as_mut(), &mut stream).await else { return };
+        let Some(frame) = next(body.as_mut(), &mut stream).await else { return Ok(()) };
         let (data, last) = match frame {
             // Trailers are not forwarded.
             Some(Ok(frame)) => (frame.into_data().unwrap_or_default(), body.is_end_stream()),
-            Some(Err(_)) => return stream.send_reset(Reason::INTERNAL_ERROR),
+            Some(Err(error)) => {
+                stream.send_reset(Reason::INTERNAL_ERROR);
+                return Err(error);
+            }
             None => (Bytes::new(), true),
         };
         // h2 keeps a little, until there is room for it.
         let is_little = data.is_empty() || (last && data.len() <= LITTLE);
         if !is_little && !has_room(&mut stream).await {
-            return;
+            return Ok(());
         }
         if stream.send_data(data, last).is_err() || last {
-            return;
+            return Ok(());
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::cluster::members::{Member, Members, View};
 use crate::cluster::tls::tests::{Ca, NOW};
 use crate::cluster::tls::{HOP, Pem, Tls, configure};
 use crate::inbound::BrokenOff;
+use crate::upstream::RequestBody;
 
 pub(super) const HOME: &str = "127.0.0.1";
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,7 +65,7 @@ async fn entry(peers: Peers, to: SocketAddr) -> SocketAddr {
                 // As the front does.
                 request.headers_mut().remove(http::header::CONNECTION);
                 async move {
-                    Ok::<_, Infallible>(match peers.forward(to, request, 1).await {
+                    Ok::<_, Infallible>(match peers.forward(to, Inbound::request(request), 1).await {
                         Ok(dispatched) => dispatched.response.map(|body| body.map_err(|_| "broken").boxed()),
                         Err(error) => {
                             let text = format!("{:?}", error);
@@ -176,13 +177,13 @@ impl Drop for Run {
 }
 
 /// A body that a test feeds.
-struct Fed(mpsc::Receiver<Result<Bytes, &'static str>>);
+struct Fed(mpsc::Receiver<Result<Bytes, BrokenOff>>);
 
 impl Body for Fed {
     type Data = Bytes;
-    type Error = &'static str;
+    type Error = BrokenOff;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         self.0.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }
@@ -258,13 +259,13 @@ async fn an_answer_that_breaks_off_at_the_owner_breaks_off_at_the_entry() {
         }
     })
     .await;
-    let asking = Request::new(Full::<Bytes>::default());
+    let asking = Request::new(RequestBody::empty());
     let peers = peers(&tls);
     let mut body = peers.forward(owner.address, asking, 1).await.unwrap().response.into_body();
     let feed = fed.recv().await.unwrap();
     feed.send(Ok(Bytes::from_static(b"half"))).await.unwrap();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half");
-    feed.send(Err("broken")).await.unwrap();
+    feed.send(Err(BrokenOff)).await.unwrap();
     body.frame().await.unwrap().unwrap_err();
 }
 
@@ -278,6 +279,17 @@ async fn an_answer_that_comes_before_the_uploads_end_is_whole_and_ends_it() {
     let answer = peers.forward(owner.address, Request::post("/").body(Fed(pieces)).unwrap(), 1).await.unwrap();
     timeout(PATIENCE, feed.closed()).await.expect("the upload ends in time");
     assert_eq!(answer.response.into_body().collect().await.unwrap().to_bytes(), "too large");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_breaks_off_is_its_clients_error_and_not_the_peers() {
+    let tls = tls(&Ca::new().node(HOME));
+    let owner = peer(&tls, |_| std::future::pending::<Response<Full<Bytes>>>()).await;
+    let (feed, pieces) = mpsc::channel(2);
+    feed.send(Ok(Bytes::from_static(b"begun"))).await.unwrap();
+    feed.send(Err(BrokenOff)).await.unwrap();
+    let answer = peers(&tls).forward(owner.address, Request::post("/").body(Fed(pieces)).unwrap(), 1).await;
+    assert_eq!(answer.unwrap_err(), ProxyError::BadRequest(BrokenOff::OF_REQUEST));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,7 +29,12 @@ async fn counts(gossip: &Gossip, count: usize) {
 
 async fn join(settings: Settings, socket: UdpSocket) -> Result<Gossip, String> {
     let (publish, _) = watch::channel(Arc::new(settings.first_view()));
-    Gossip::join(settings, socket, publish).await
+    let gossip = Gossip::start(settings, socket, publish)?;
+    if let Err(error) = gossip.joined().await {
+        gossip.leave().await;
+        return Err(error);
+    }
+    Ok(gossip)
 }
 
 async fn first() -> (Gossip, SocketAddr) {

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Request;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -13,6 +13,7 @@ use crate::cluster::peer::tests::{HOME, PATIENCE, Running, describe, peer, peers
 use crate::cluster::peer::{PING_INTERVAL, PING_PATIENCE, Peers};
 use crate::cluster::tls::tests::Ca;
 use crate::error::{ProxyError, Reason};
+use crate::upstream::RequestBody;
 
 /// The network between two nodes: counts their connections, and stops carrying anything when told to.
 struct Road {
@@ -64,7 +65,7 @@ async fn requests_share_a_connection_and_dial_again_when_the_owner_has_restarted
     let ask = || {
         let (peers, to) = (peers.clone(), road.address);
         async move {
-            let answer = peers.forward(to, Request::get("/x").body(Full::<Bytes>::default()).unwrap(), 1).await?;
+            let answer = peers.forward(to, Request::get("/x").body(RequestBody::empty()).unwrap(), 1).await?;
             Ok::<_, ProxyError>(answer.response.into_body().collect().await.unwrap().to_bytes())
         }
     };
@@ -87,7 +88,7 @@ async fn a_peer_that_falls_silent_loses_its_requests_and_is_dialled_again() {
     let peers = Peers { bound: Duration::from_secs(60), ..peers(&tls) };
     let ask = || {
         let (peers, to) = (peers.clone(), road.address);
-        async move { peers.forward(to, Request::new(Full::<Bytes>::default()), 1).await.map(|_| "an answer") }
+        async move { peers.forward(to, Request::new(RequestBody::empty()), 1).await.map(|_| "an answer") }
     };
     let asked = tokio::spawn(ask());
     running.reach(1).await;
@@ -149,7 +150,7 @@ async fn clients_that_leave_all_at_once_take_nobody_elses_requests_with_them() {
     });
     let (peers, to) = (peers(&tls), address.await.unwrap());
     let ask = |path: &str| {
-        let (peers, request) = (peers.clone(), Request::get(path).body(Full::<Bytes>::default()).unwrap());
+        let (peers, request) = (peers.clone(), Request::get(path).body(RequestBody::empty()).unwrap());
         tokio::spawn(async move { peers.forward(to, request, 1).await.map(|answer| answer.response.status()) })
     };
     let long = ask("/long");
