@@ -140,13 +140,22 @@ async fn send(upstream: &Upstream, kept: &mut Kept, length: u64) -> Result<Durat
     let body = kept.attempt().ok_or("the body cannot be sent again")?;
     let request = Request::builder().method(Method::POST).uri("/").header("host", "x").header("content-length", length);
     let started = Instant::now();
-    let answer = upstream.send(request.body(body)?).await.map_err(|error| match error {
+    let (mut parts, ()) = request.body(())?.into_parts();
+    let lease = match upstream.at_rest() {
+        Some(lease) => lease,
+        None => upstream.connect().await.map_err(told)?,
+    };
+    let answer = upstream.send(lease, &mut parts, body, started.into()).await.map_err(told)?;
+    answer.response.into_body().collect().await?;
+    Ok(started.elapsed())
+}
+
+fn told(error: SendError) -> String {
+    match error {
         SendError::Timeout => "timed out".to_owned(),
         SendError::Body(error) => error.to_string(),
         SendError::Failed { message, .. } => message,
-    })?;
-    answer.response.into_body().collect().await?;
-    Ok(started.elapsed())
+    }
 }
 
 /// Reads bodies of `length` bytes and answers each.

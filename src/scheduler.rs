@@ -193,10 +193,18 @@ impl Scheduler {
                     Pass::Move(ask) => return Ok(Fate::Moved(Box::new(Moved { outgoing, ask }))),
                 };
                 let Some(reservation) = Reservation::take(&shared.budget) else {
-                    permit.unsent();
                     return Err(ProxyError::Unavailable(Reason::InvalidRequestBudget));
                 };
-                let attempt = attempt::run(shared.upstream.clone(), outgoing, permit, reservation);
+                let started = Instant::now();
+                let lease = match shared.upstream.at_rest() {
+                    Some(lease) => lease,
+                    // Whoever leaves while there is no connection has sent nothing. On the heap, because it is rare.
+                    None => {
+                        let connecting = timeout_at(deadline, shared.upstream.connect());
+                        Box::pin(connecting).await.map_err(|_| ProxyError::QueueTimeout)??
+                    }
+                };
+                let attempt = attempt::run(shared.upstream.clone(), lease, started, outgoing, permit, reservation);
                 let attempt = RunOn(Some(Box::pin(attempt)));
                 // An attempt that its own REQUEST_TIMEOUT ends before the deadline needs no second timer.
                 let outcome = if !uploads && Instant::now() + shared.request_timeout <= deadline {

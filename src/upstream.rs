@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{HOST, PROXY_AUTHORIZATION};
+use http::request::Parts;
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::config;
 use crate::inbound::Inbound;
@@ -68,6 +68,9 @@ enum Connections {
     /// What ALPN chooses.
     Any(Box<Client<Connector, RequestBody>>),
 }
+
+/// A connection for one request; none where hyper-util's client finds one by itself.
+pub struct Lease(Option<pool::Lease>);
 
 /// What every request has in common.
 struct Target {
@@ -128,13 +131,48 @@ impl Upstream {
         Ok(Self { shared: Arc::new(Shared { connections, target }) })
     }
 
-    /// Makes one attempt. Dropping the future closes the connection it used, unless the answer had come.
-    pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Answer, SendError> {
+    /// A connection, if one is at rest.
+    pub fn at_rest(&self) -> Option<Lease> {
+        match &self.shared.connections {
+            Connections::Http1(pool) => pool.at_rest().map(|lease| Lease(Some(lease))),
+            Connections::Any(_) => Some(Lease(None)),
+        }
+    }
+
+    /// A connection that is made, or comes to rest meanwhile, within REQUEST_TIMEOUT. Dropping the future leaves it to others.
+    pub async fn connect(&self) -> Result<Lease, SendError> {
+        let Shared { connections: Connections::Http1(pool), target } = &*self.shared else { return Ok(Lease(None)) };
+        match timeout(target.request_timeout, pool.open()).await {
+            Ok(Ok(lease)) => Ok(Lease(Some(lease))),
+            Ok(Err(error)) => Err(failure::of(&*error)),
+            Err(_) => Err(SendError::Timeout),
+        }
+    }
+
+    /// Makes one attempt, whose clock runs since it `started`. What is sent is `parts`, and a copy takes their place: a
+    /// header map that came from a client has grown to the size that the answer will need in it. Dropping the future closes
+    /// the connection it used, unless the answer had come.
+    pub async fn send(
+        &self,
+        lease: Lease,
+        parts: &mut Parts,
+        mut body: RequestBody,
+        started: Instant,
+    ) -> Result<Answer, SendError> {
         let Shared { connections, target } = &*self.shared;
+        let clock = attempt::Clock::start(target.request_timeout, &mut body, started);
+        let copy = parts.clone();
+        let mut request = Request::from_parts(std::mem::replace(parts, copy), body);
         target.address(&mut request)?;
-        let started = Instant::now();
-        let clock = attempt::Clock::start(target.request_timeout, request.body_mut(), started);
-        let (sent, clock) = clock.bound(connections.send(request, started)).await?;
+        let sent = match connections {
+            // An attempt without a body has one deadline. The others are rarer: on the heap it keeps no room for them.
+            Connections::Http1(pool) if !clock.follows_upload() => {
+                let sent = timeout_at(clock.deadline(), pool.send(lease.0, request)).await;
+                sent.map_err(|_| SendError::Timeout)?
+            }
+            Connections::Http1(pool) => Box::pin(clock.bound(pool.send(lease.0, request))).await?,
+            Connections::Any(client) => Box::pin(clock.bound(send_by(client, request, started))).await?,
+        };
         let (response, waited) = sent.map_err(|error| clock.explain(&*error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let message = "the answer switches protocols without being asked to".into();
@@ -164,23 +202,16 @@ fn any(connector: Connector) -> Connections {
     Connections::Any(Box::new(client))
 }
 
-impl Connections {
-    /// Sends a request, and says whether it had to wait for a connection, after it was `handed` over.
-    async fn send(
-        &self,
-        request: Request<RequestBody>,
-        handed: Instant,
-    ) -> Result<(Response<Incoming>, bool), pool::Failure> {
-        match self {
-            Self::Http1(pool) => pool.send(request).await,
-            Self::Any(client) => {
-                let response = client.request(request).await?;
-                let opened = response.extensions().get::<connect::Opened>();
-                let waited = opened.is_some_and(|opened| opened.0 >= handed);
-                Ok((response, waited))
-            }
-        }
-    }
+/// Sends a request, and says whether it had to wait for a connection after it was `handed` over.
+async fn send_by(
+    client: &Client<Connector, RequestBody>,
+    request: Request<RequestBody>,
+    handed: Instant,
+) -> pool::Sent {
+    let response = client.request(request).await?;
+    let opened = response.extensions().get::<connect::Opened>();
+    let waited = opened.is_some_and(|opened| opened.0 >= handed);
+    Ok((response, waited))
 }
 
 impl Target {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::StatusCode;
 use http::request::Parts;
-use http::{Request, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use super::{Dispatched, MAX_REFUSAL_BODY};
 use crate::error::{ProxyError, Reason, Scope};
 use crate::identity::Kind;
 use crate::observe::metrics::RouteMetrics;
-use crate::upstream::{Answer, SendError, Upstream, read_limited};
+use crate::upstream::{Answer, Lease, SendError, Upstream, read_limited};
 
 /// Attempts of one request whose 429s do not say how long to wait.
 const MAX_UNTIMED_ATTEMPTS: u32 = 3;
@@ -70,31 +70,28 @@ impl Drop for Reservation {
     }
 }
 
-/// Makes one attempt with `permit`, whose turn passes on as soon as the headers have been handled.
+/// Makes one attempt with `permit`, over a connection that has been had since it `started`. The permit's turn passes on as soon as the headers have been handled.
 pub(super) async fn run(
     upstream: Upstream,
+    lease: Lease,
+    started: Instant,
     mut outgoing: Outgoing,
     mut permit: Permit,
     mut reservation: Reservation,
 ) -> Outcome {
     outgoing.attempts += 1;
     let Some(body) = outgoing.body.attempt() else {
-        permit.unsent();
         return Outcome::Failed(ProxyError::Unavailable(Reason::RetryPreparation));
     };
-    // The copy is kept: the header map that came from the client has grown to the size that the answer will need in it.
-    let copy = (*outgoing.parts).clone();
-    let request = Request::from_parts(std::mem::replace(&mut *outgoing.parts, copy), body);
-    let started = Instant::now();
-    let Answer { response, body_deadline, waited } = match upstream.send(request).await {
+    permit.sent();
+    let sent = upstream.send(lease, &mut outgoing.parts, body, started);
+    let Answer { response, body_deadline, waited } = match sent.await {
         Ok(answer) => answer,
-        Err(SendError::Timeout) => return Outcome::Failed(ProxyError::UpstreamTimeout),
-        Err(SendError::Body(error)) => return Outcome::Failed(error.into()),
-        Err(SendError::Failed { message, sent }) => {
-            if !sent {
+        Err(error) => {
+            if matches!(error, SendError::Failed { sent: false, .. }) {
                 permit.unsent();
             }
-            return Outcome::Failed(ProxyError::Upstream(message));
+            return Outcome::Failed(error.into());
         }
     };
     if waited {

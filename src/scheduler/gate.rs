@@ -45,10 +45,18 @@ pub struct Waiting {
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-/// A request's permission to be sent. Dropped without an answer, it counts as one that Discord may have seen.
+/// A request's permission to be sent. Dropped without an answer it counts, once it was sent, as one that Discord may have
+/// seen.
 pub struct Permit {
     gate: Arc<Gate>,
     grant: Option<Grant>,
+    sent: bool,
+}
+
+impl Permit {
+    fn new(gate: &Arc<Gate>, grant: Grant) -> Self {
+        Self { gate: Arc::clone(gate), grant: Some(grant), sent: false }
+    }
 }
 
 /// The instant that cores are given; under a paused clock, the paused one.
@@ -87,7 +95,7 @@ impl Gate {
     /// A request arrives.
     pub fn enter(self: &Arc<Self>, ask: Ask, deadline: Instant) -> Result<Turn, ProxyError> {
         Ok(match self.with(|client| client.enter(now(), ask, deadline))? {
-            Entered::Go(grant) => Turn::Has(Permit { gate: Arc::clone(self), grant: Some(grant) }),
+            Entered::Go(grant) => Turn::Has(Permit::new(self, grant)),
             Entered::Waits(ticket) => Turn::Waits(self.waiting(ticket, deadline)),
         })
     }
@@ -107,7 +115,7 @@ impl Future for Waiting {
             let at = match this.gate.with(|client| client.poll(now(), ticket, cx.waker())) {
                 Step::Go(grant) => {
                     this.ticket = None;
-                    return Poll::Ready(Ok(Pass::Go(Permit { gate: Arc::clone(&this.gate), grant: Some(grant) })));
+                    return Poll::Ready(Ok(Pass::Go(Permit::new(&this.gate, grant))));
                 }
                 Step::Move(ask) => {
                     this.ticket = None;
@@ -174,18 +182,24 @@ impl Permit {
         }
     }
 
-    /// Gives the permit back: nothing was sent.
+    /// The request is about to be sent.
+    pub fn sent(&mut self) {
+        self.sent = true;
+    }
+
+    /// Gives the permit back: nothing was sent after all.
     pub fn unsent(mut self) {
-        if let Some(grant) = self.grant.take() {
-            self.gate.with(|client| client.unsent(now(), &grant));
-        }
+        self.sent = false;
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(grant) = self.grant.take() {
-            self.gate.with(|client| client.unanswered(now(), &grant));
+            self.gate.with(|client| match self.sent {
+                true => client.unanswered(now(), &grant),
+                false => client.unsent(now(), &grant),
+            });
         }
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::body::{BodyError, RequestBody};
 use super::{SendError, failure};
@@ -117,18 +117,19 @@ impl Clock {
         Self { timeout, started: now, upload: body.watch() }
     }
 
+    /// Whether an upload moves its deadline.
+    pub(super) fn follows_upload(&self) -> bool {
+        self.upload.is_some()
+    }
+
     /// Waits for `work` as long as the clock allows.
-    pub(super) async fn bound<F: Future>(self, work: F) -> Result<(F::Output, Self), SendError> {
-        if self.upload.is_none() {
-            let output = tokio::time::timeout_at(self.deadline(), work).await.map_err(|_| SendError::Timeout)?;
-            return Ok((output, self));
-        }
+    pub(super) async fn bound<F: Future>(&self, work: F) -> Result<F::Output, SendError> {
         let mut work = pin!(work);
-        let mut timer = pin!(tokio::time::sleep_until(self.deadline()));
+        let mut timer = pin!(sleep_until(self.deadline()));
         loop {
             tokio::select! {
                 biased;
-                output = &mut work => return Ok((output, self)),
+                output = &mut work => return Ok(output),
                 () = &mut timer => {
                     let deadline = self.deadline();
                     if deadline <= Instant::now() {
@@ -156,7 +157,7 @@ impl Clock {
                         return;
                     }
                     drop(running);
-                    tokio::time::sleep_until(deadline).await;
+                    sleep_until(deadline).await;
                 }
             }));
             return Instant::now() + UNKNOWN;
@@ -170,7 +171,8 @@ impl Clock {
         broke.map_or_else(|| failure::of(error), SendError::Body)
     }
 
-    fn deadline(&self) -> Instant {
+    /// When it ends, as far as is known now.
+    pub(super) fn deadline(&self) -> Instant {
         self.upload.as_ref().map_or(self.started, |upload| upload.since()) + self.timeout
     }
 }

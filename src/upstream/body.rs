@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+use super::SendError;
 use super::attempt::Upload;
 use crate::error::{ProxyError, Reason};
 use crate::scheduler::replay::Cursor;
@@ -97,6 +98,16 @@ impl From<BodyError> for ProxyError {
             BodyError::Client(what) => Self::BadRequest(what),
             BodyError::Keeping(_) => Self::Unavailable(Reason::RetryPreparation),
             BodyError::Over(what) => Self::Upstream(what.to_owned()),
+        }
+    }
+}
+
+impl From<SendError> for ProxyError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Timeout => Self::UpstreamTimeout,
+            SendError::Body(error) => error.into(),
+            SendError::Failed { message, .. } => Self::Upstream(message),
         }
     }
 }

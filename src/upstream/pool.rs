@@ -4,13 +4,17 @@
 //! replaced, and a request that it gave back unsent goes out on another; nothing that was written is ever sent again.
 
 use std::error::Error;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use parking_lot::Mutex;
+use pin_project_lite::pin_project;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
@@ -28,6 +32,36 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 pub(super) type Failure = Box<dyn Error + Send + Sync>;
 
 type Sender = SendRequest<RequestBody>;
+
+/// An answer, and whether its request had to wait for a connection.
+pub(super) type Sent = Result<(Response<Incoming>, bool), Failure>;
+
+pin_project! {
+    /// A request on its way. Not an async block: that would keep room for hyper's future twice.
+    #[project = SendingProjection]
+    pub(super) enum Sending<'a, F> {
+        /// On a connection of the pool's.
+        OnIts {
+            #[pin]
+            sending: F,
+            pool: &'a Pool,
+            lease: Option<Lease>,
+        },
+        /// By any other way, which is rarer.
+        OnHeap { sending: BoxedSending<'a> },
+    }
+}
+
+pub(super) type BoxedSending<'a> = Pin<Box<dyn Future<Output = Sent> + Send + 'a>>;
+
+/// A connection for one request.
+pub(super) struct Lease {
+    sender: Sender,
+    /// It was not at rest when it was wanted.
+    waited: bool,
+    /// It is new: nobody has closed it while it was at rest.
+    opened: bool,
+}
 
 /// Connections to one upstream. Cheap to clone.
 #[derive(Clone)]
@@ -57,33 +91,39 @@ impl Pool {
         Self { shared: Arc::new(Shared { connector, upstream, rest: Mutex::default(), freed: Notify::new() }) }
     }
 
-    /// Sends a request, whose target is final, once; and says whether it had to wait for a connection. Dropping the future
-    /// closes the connection, unless the answer had come.
-    pub(super) async fn send(&self, mut request: Request<RequestBody>) -> Result<(Response<Incoming>, bool), Failure> {
-        let mut waited = false;
-        loop {
-            let (mut sender, opened) = match self.take() {
-                Some(sender) => (sender, false),
-                None => {
-                    waited = true;
-                    // boxed, so that the usual way takes no room for it
-                    Box::pin(self.open()).await?
-                }
-            };
-            match sender.try_send_request(request).await {
-                Ok(response) => {
-                    self.give_back(sender);
-                    return Ok((response, waited));
-                }
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if !opened => request = unsent,
-                    _ => return Err(error.into_error().into()),
-                },
+    /// Sends a request, whose target is final, once, at once if it has a connection. Dropping the future closes that, unless
+    /// the answer had come.
+    pub(super) fn send(
+        &self,
+        lease: Option<Lease>,
+        request: Request<RequestBody>,
+    ) -> Sending<'_, impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + use<>> {
+        match lease {
+            Some(mut lease) => {
+                let sending = lease.sender.try_send_request(request);
+                Sending::OnIts { sending, pool: self, lease: Some(lease) }
             }
+            None => Sending::OnHeap { sending: self.send_on_another(request) },
         }
     }
 
-    /// The connection that came to rest last, if it still stands.
+    /// Sends a request that has no connection, or that one which had died at rest gave back. Each round takes one that is at
+    /// rest, until one is new.
+    fn send_on_another(&self, request: Request<RequestBody>) -> BoxedSending<'_> {
+        Box::pin(async move {
+            let lease = match self.at_rest() {
+                Some(lease) => lease,
+                None => self.open().await?,
+            };
+            self.send(Some(lease), request).await
+        })
+    }
+
+    /// The connection that came to rest last, if one still stands.
+    pub(super) fn at_rest(&self) -> Option<Lease> {
+        self.take().map(|sender| Lease { sender, waited: false, opened: false })
+    }
+
     fn take(&self) -> Option<Sender> {
         let mut rest = self.shared.rest.lock();
         loop {
@@ -95,7 +135,7 @@ impl Pool {
     }
 
     /// A new connection, or one that comes to rest meanwhile; then the new one is kept for others.
-    async fn open(&self) -> Result<(Sender, bool), Failure> {
+    pub(super) async fn open(&self) -> Result<Lease, Failure> {
         let (made, mut making) = oneshot::channel();
         let pool = self.clone();
         drop(tokio::spawn(async move {
@@ -110,10 +150,10 @@ impl Pool {
                 biased;
                 made = &mut making => {
                     let made = made.unwrap_or_else(|_| Err("connecting ended early".into()));
-                    return made.map(|sender| (sender, true));
+                    return made.map(|sender| Lease { sender, waited: true, opened: true });
                 }
                 () = freed => if let Some(sender) = self.take() {
-                    return Ok((sender, false));
+                    return Ok(Lease { sender, waited: true, opened: false });
                 },
             }
         }
@@ -154,6 +194,36 @@ impl Pool {
             drop(tokio::spawn(sweep(Arc::downgrade(&self.shared))));
         }
         self.shared.freed.notify_one();
+    }
+}
+
+impl<F> Future for Sending<'_, F>
+where
+    F: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
+{
+    type Output = Sent;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Sent> {
+        let (sent, pool, lease) = match self.as_mut().project() {
+            SendingProjection::OnIts { sending, pool, lease } => (ready!(sending.poll(cx)), *pool, lease.take()),
+            SendingProjection::OnHeap { sending } => return sending.as_mut().poll(cx),
+        };
+        let Some(Lease { sender, waited, opened }) = lease else { return Poll::Pending };
+        match sent {
+            Ok(response) => {
+                pool.give_back(sender);
+                Poll::Ready(Ok((response, waited)))
+            }
+            Err(mut error) => match error.take_message() {
+                Some(unsent) if !opened => {
+                    let mut sending = pool.send_on_another(unsent);
+                    let polled = sending.as_mut().poll(cx);
+                    self.set(Sending::OnHeap { sending });
+                    polled
+                }
+                _ => Poll::Ready(Err(error.into_error().into())),
+            },
+        }
     }
 }
 

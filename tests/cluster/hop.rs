@@ -57,7 +57,8 @@ async fn a_malformed_upload_is_its_clients_fault_whether_it_hops_or_not() {
         let answer = client.answer_to("POST").await;
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("malformed") && answer.header("retry-after").is_none(), "{count}: {answer:?}");
-        assert_eq!(node.failures("bad_request").await, 1.0);
+        // The owner has seen the first one break off too.
+        assert!(node.failures("bad_request").await >= 1.0);
         assert_eq!(node.metric("nirn_proxy_requests_routed_error").await, 0.0);
         assert_eq!(node.failures("peer_error").await, 0.0);
         assert!(!node.log.lock().contains("cannot reach a peer"), "{}", node.log.lock());

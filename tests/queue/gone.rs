@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use fake_discord::{Action, FakeDiscord, Gate, Reply, Script};
 use nirn_proxy::config::Config;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 use crate::support::calls::*;
 use crate::support::client::Client;
@@ -246,4 +249,37 @@ async fn at_any_moment() {
     for number in 0..5 {
         assert_eq!(ask(node.address(), BOT, "POST", &channel(number)).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn while_a_connection_to_discord_is_made() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let discord = socket.listen(1).unwrap();
+    let address = discord.local_addr().unwrap();
+    // No room for another: whoever comes now has to knock again, a second later.
+    let full = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+    let node = Node::start(address);
+    let mut client = Client::connect(node.address()).await;
+    client.send(request(BOT, "POST", &channel(1), "")).await;
+    eventually("it is admitted", || node.open() == 1.0).await;
+    tokio::time::sleep(ms(50)).await;
+    drop(client);
+    eventually("nothing is held", || node.open() == 0.0 && node.scheduler.is_quiet()).await;
+    let mut accepted = Vec::new();
+    for _ in 0..=full.len() {
+        accepted.push(timeout(PATIENCE, discord.accept()).await.expect("a connection in time").unwrap().0);
+    }
+    let mut stream = accepted.pop().unwrap();
+    let seen = timeout(ms(300), stream.read(&mut [0])).await;
+    assert!(seen.is_err(), "what had left before was never sent: {seen:?}");
+    let next =
+        tokio::spawn(async move { ask(node.address(), BOT, "POST", &format!("{}?next", channel(1))).await.status });
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        assert!(timeout(PATIENCE, stream.read_buf(&mut head)).await.expect("a request in time").unwrap() > 0);
+    }
+    assert!(head.starts_with(format!("POST {}?next ", channel(1)).as_bytes()), "{}", String::from_utf8_lossy(&head));
+    stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+    assert_eq!(next.await.unwrap(), 204);
 }

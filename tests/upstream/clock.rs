@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use nirn_proxy::upstream::{Answer, RequestBody, SendError, Upstream};
+use nirn_proxy::upstream::{Answer, RequestBody, SendError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
@@ -17,13 +17,13 @@ use crate::support::*;
 
 const PIECE: usize = 64 * 1024;
 
-fn hasty(address: SocketAddr, request_timeout: Duration) -> Upstream {
+fn hasty(address: SocketAddr, request_timeout: Duration) -> Direct {
     let mut settings = settings(address);
     settings.request_timeout = request_timeout;
     client(&settings)
 }
 
-async fn send_fed(upstream: &Upstream, body: Fed) -> Result<Answer, SendError> {
+async fn send_fed(upstream: &Direct, body: Fed) -> Result<Answer, SendError> {
     let body = vault().keep(body, None).await.expect("room").attempt().expect("a first attempt");
     let request = request(Method::POST, "/", "x", body);
     timeout(PATIENCE, upstream.send(request)).await.expect("an end")

@@ -14,10 +14,11 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use nirn_proxy::config::{self, Proxy};
 use nirn_proxy::scheduler::replay::{Kept, Vault};
-use nirn_proxy::upstream::{Answer, RequestBody, Upstream};
+use nirn_proxy::upstream::{Answer, RequestBody, SendError, Upstream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// No test waits longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,9 +36,25 @@ pub(crate) fn settings(address: SocketAddr) -> config::Upstream {
     }
 }
 
+/// Sends requests as the scheduler does.
+#[derive(Clone)]
+pub(crate) struct Direct(Upstream);
+
 /// A client with those settings.
-pub(crate) fn client(settings: &config::Upstream) -> Upstream {
-    Upstream::new(settings).expect("usable settings")
+pub(crate) fn client(settings: &config::Upstream) -> Direct {
+    Direct(Upstream::new(settings).expect("usable settings"))
+}
+
+impl Direct {
+    pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Answer, SendError> {
+        let started = Instant::now();
+        let lease = match self.0.at_rest() {
+            Some(lease) => lease,
+            None => self.0.connect().await?,
+        };
+        let (mut parts, body) = request.into_parts();
+        self.0.send(lease, &mut parts, body, started).await
+    }
 }
 
 /// A request as the front leaves it: an origin-form target and its `Host`.
