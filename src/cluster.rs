@@ -23,6 +23,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use http::Request;
 use http_body::Body;
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -79,6 +80,8 @@ pub struct Membership {
     peers: Peers,
     /// The last nodes that handed credentials over.
     handed: watch::Sender<Handed>,
+    /// Hashes of what they said.
+    heard: Mutex<VecDeque<u128>>,
 }
 
 /// Where a request goes.
@@ -185,7 +188,7 @@ impl Joining {
 
 impl Membership {
     fn new(name: Arc<str>, members: watch::Receiver<Arc<View>>, peers: Peers) -> Self {
-        Self { name, owners: Owners::new(members), peers, handed: watch::Sender::default() }
+        Self { name, owners: Owners::new(members), peers, handed: watch::Sender::default(), heard: Mutex::default() }
     }
 
     /// The members now.
@@ -201,6 +204,19 @@ impl Membership {
     /// Who is next to get what a former owner sent here, if this node has left too.
     fn next_heir(&self, key: &Key, owner: Arc<Member>) -> Option<Arc<Member>> {
         self.members().next_heir(key, owner, Instant::now())
+    }
+
+    /// Whether a message says something new: a node that had no answer in time says the same again, and what it sent and was
+    /// refused must not count twice.
+    fn is_new(&self, message: &[u8]) -> bool {
+        let hash = agreed::hash(b"handover", &[message]);
+        let mut heard = self.heard.lock();
+        let new = !heard.contains(&hash);
+        if new {
+            heard.truncate(HANDED - 1);
+            heard.push_front(hash);
+        }
+        new
     }
 
     /// The former owner of a key of this node's, if its word is to be waited for.
@@ -242,8 +258,8 @@ impl Membership {
             return None;
         }
         let departing = scheduler.release(|key| match members.owner(key) {
-            // Who has just handed it over is about to leave, which this node will hear of.
-            Owner::Peer(owner) => !(taken && self.handed_lately(&owner.name)),
+            // Who has just handed it over is about to leave, which this node will hear of unless it has left too.
+            Owner::Peer(owner) => !(taken && members.has_local() && self.handed_lately(&owner.name)),
             Owner::Local | Owner::OverCapacity => false,
         });
         let heirs: Vec<bool> =
@@ -371,7 +387,9 @@ impl Cluster {
     /// Takes in what another node hands over.
     pub fn take(&self, scheduler: &Scheduler, message: &[u8]) {
         let (Self::Member(membership), Some(handover)) = (self, Handover::decode(message)) else { return };
-        scheduler.unpack(&handover);
+        if membership.is_new(message) {
+            scheduler.unpack(&handover);
+        }
         let (name, credentials) = (&handover.from, handover.credentials.len());
         tracing::info!(name, credentials, "another member handed over what it knew");
         membership.handed.send_modify(|handed| {
@@ -390,8 +408,8 @@ impl Cluster {
 
     /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. All but the
     /// `known` ones are told even if that is nothing: they wait for it. What is let go is so before the future is first
-    /// polled. `taken` if another node's handover is the occasion, and not a change of the membership: then nothing goes
-    /// back where it came from.
+    /// polled. `taken` if another node's handover is the occasion, and not a change of the membership: then a member
+    /// gives nothing back.
     pub fn hand_over(
         &self,
         scheduler: &Scheduler,

@@ -118,3 +118,14 @@ fn only_unauthenticated_interactions_are_spread_by_what_they_are_for() {
 fn far() -> Deadline {
     Deadline::now() + Duration::from_secs(60)
 }
+
+#[test]
+fn what_a_node_says_again_is_taken_in_once() {
+    let (membership, _publish) = membership(Members::new(1, [member(1)], member(1).gossip, 4));
+    assert!(membership.is_new(b"something") && membership.is_new(b"something else"));
+    assert!(!membership.is_new(b"something"));
+    for number in 0..1_000_u32 {
+        assert!(membership.is_new(&number.to_le_bytes()));
+    }
+    assert!(membership.heard.lock().len() <= HANDED);
+}

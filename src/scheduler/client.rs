@@ -253,9 +253,7 @@ impl Client {
         self.check_refused(now, &ask)?;
         let lane = self.lane_of(now, &ask)?;
         self.check_cooldown(now, &ask, lane, deadline)?;
-        // Whoever waited for a hold to end stands before who comes now, woken or not.
-        self.release_held(now, &ask);
-        let held = self.routes[&ask.route].held(ask.detail, now).is_some();
+        let held = self.holds(now, &ask);
         let seq = self.next_seq;
         self.next_seq += 1;
         let line_empty = self.lanes[lane].line.is_none();

@@ -233,9 +233,18 @@ impl Client {
         None
     }
 
+    /// Whether a hold covers a request that comes now. Whoever waited for one that is over stands before it, woken or not.
+    pub(super) fn holds(&mut self, now: Instant, ask: &Ask) -> bool {
+        if self.routes[&ask.route].is_simple() {
+            return false;
+        }
+        self.release_held(now, ask);
+        self.routes[&ask.route].held(ask.detail, now).is_some()
+    }
+
     /// Lets those back into line whose hold is over.
-    pub(super) fn release_held(&mut self, now: Instant, ask: &Ask) {
-        let Some(route) = self.routes.get_mut(&ask.route).filter(|route| !route.is_simple()) else { return };
+    fn release_held(&mut self, now: Instant, ask: &Ask) {
+        let Some(route) = self.routes.get_mut(&ask.route) else { return };
         let lane = route.lane;
         let released = route.release(now);
         if released.is_empty() {
