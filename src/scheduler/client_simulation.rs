@@ -161,6 +161,62 @@ proptest! {
     }
 }
 
+/// A route whose answers name two buckets in turn, and a route in each of the two. Some answers close their bucket for a
+/// moment. Nobody may be left waiting.
+fn alternate(history: &[(u64, u8, u8)]) {
+    let mut bench = Bench::new(1000);
+    let (mut waiting, mut flying, mut grants) = (Vec::new(), Vec::<(u64, Grant, Signal)>::new(), Vec::new());
+    let mut arrivals = history.iter().scan(0, |at, step| {
+        *at += step.0;
+        Some((*at, step.1, step.2))
+    });
+    let (mut next, mut sent) = (arrivals.next(), 0_u64);
+    for now in 0..50_000 {
+        while let Some((_, route, kind)) = next.filter(|(at, ..)| *at <= now) {
+            let class = if kind % 3 == 0 { Class::Read } else { Class::Write };
+            match bench.enter(now, ask(u128::from(route % 3), class)).unwrap() {
+                Entered::Go(grant) => grants.push(grant),
+                Entered::Waits(ticket) => waiting.push(Sleeper::new(ticket)),
+            }
+            if kind % 7 == 6 && !waiting.is_empty() {
+                let gone: Sleeper = waiting.remove(usize::from(kind) % waiting.len());
+                let instant = bench.at(now);
+                bench.client.leave(instant, gone.ticket);
+            }
+            next = arrivals.next();
+        }
+        for (_, grant, signal) in flying.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
+            bench.answer(now, &grant, signal);
+        }
+        look(&mut bench, now, &mut waiting, &mut grants);
+        for grant in grants.drain(..) {
+            sent += 1;
+            let bucket = match grant.ask.route.short() {
+                0 => sent % 2,
+                route => u64::from(route) - 1,
+            };
+            let counted = answer(bucket, 1000, 900, 50_000 - now);
+            let signal = if sent % 5 == 4 { refusal(counted, 40) } else { counted };
+            flying.push((now + 5 + (sent * 7) % 60, grant, signal));
+        }
+        if next.is_none() && waiting.is_empty() && flying.is_empty() {
+            return assert!(bench.client.is_quiet());
+        }
+    }
+    panic!("{} never got their turn", waiting.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_route_of_two_buckets_and_those_beside_it_all_end(
+        history in prop::collection::vec((0u64..60, any::<u8>(), any::<u8>()), 1..80)
+    ) {
+        alternate(&history);
+    }
+}
+
 /// Requests that all arrive at once in one bucket, each answer after `round_trip`; the instants at which they were sent.
 fn burst(bench: &mut Bench, count: usize, class: Class, round_trip: u64, limit: u32) -> Vec<u64> {
     let (mut waiting, mut flying, mut sent) = (Vec::new(), Vec::<(u64, Grant)>::new(), Vec::new());
