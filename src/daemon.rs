@@ -282,6 +282,8 @@ async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
 async fn drain(admission: &Admission, patience: Duration, leave: impl Future, close: impl FnOnce()) {
     let deadline = Instant::now() + patience;
     admission.advance(Phase::Draining);
+    // Said when it is so, and not when it is asked for.
+    tracing::info!("draining: a second signal stops at once");
     leave.await;
     // Health must go on answering, so the listener stays open for as long as there is work.
     _ = timeout_at(deadline, admission.emptied()).await;

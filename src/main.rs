@@ -183,7 +183,6 @@ impl Signals {
     /// Tells the first signal, and one that comes a second or more later. Never completes.
     async fn pass_on(mut self, stop: oneshot::Sender<()>, hurry: oneshot::Sender<()>) {
         self.next().await;
-        tracing::info!("draining: a second signal stops at once");
         _ = stop.send(());
         let first = Instant::now();
         loop {
