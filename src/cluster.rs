@@ -11,6 +11,7 @@ pub mod peer;
 pub mod seal;
 pub mod seeds;
 pub mod swim;
+mod telling;
 pub mod tls;
 
 use std::collections::VecDeque;
@@ -27,10 +28,9 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant as Deadline, sleep, timeout, timeout_at};
 
-use self::members::{Former, Key, Member, Members, Owner, View};
+use self::members::{Former, Key, Member, Owner, View};
 use self::owners::Owners;
 use self::peer::Peers;
 use self::swim::{Gossip, Settings};
@@ -39,7 +39,7 @@ use crate::config::{self, Config};
 use crate::error::{ProxyError, Reason};
 use crate::identity::{Identity, Kind};
 use crate::route::{self, Route};
-use crate::scheduler::handover::{Credential, Handover};
+use crate::scheduler::handover::Handover;
 use crate::scheduler::{Dispatched, Scheduler};
 use crate::{agreed, clock, front};
 
@@ -49,11 +49,6 @@ const HANDED: usize = 64;
 /// looked at.
 const LANDING: Duration = Duration::from_millis(400);
 const LANDING_CHECK: Duration = Duration::from_millis(5);
-/// How often another node is told, and the pause after one that failed.
-const TELLS: u32 = 4;
-const TELL_AGAIN: Duration = Duration::from_millis(150);
-/// All of it takes no longer: heirs wait half as long, and a node that stops has other things to do.
-const TELLING: Duration = Duration::from_secs(3);
 /// Between a node's handover and the news that it has left.
 const LATELY: Duration = Duration::from_secs(1);
 /// A hop that reaches a node which is no owner waits so long for it to hear that it is.
@@ -279,55 +274,14 @@ impl Membership {
             let start = Instant::now();
             let credentials = departing.pack();
             let count = credentials.len();
-            tell(&members, heirs, credentials, &invalid, &peers, &from).await;
+            telling::tell(&members, heirs, credentials, &invalid, &peers, &from).await;
+            // Now who waited may go there: what it waited for is known.
+            drop(departing);
             if count > 0 {
                 let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
                 tracing::info!(credentials = count, took_ms, "handed credentials over to their new owners");
             }
         })
-    }
-}
-
-/// Tells every owner of `credentials`, and the other heirs, what concerns them.
-async fn tell(
-    members: &Members,
-    heirs: Vec<bool>,
-    credentials: Vec<Credential>,
-    invalid: &[Duration],
-    peers: &Peers,
-    from: &str,
-) {
-    let mut shares: Vec<Vec<Credential>> = heirs.iter().map(|_| Vec::new()).collect();
-    for credential in credentials {
-        // Without an heir nobody serves it.
-        if let Some(share) = members.rank(&credential.key).and_then(|place| shares.get_mut(usize::from(place))) {
-            share.push(credential);
-        }
-    }
-    let mut telling = JoinSet::new();
-    for (place, ((member, heir), credentials)) in members.list().iter().zip(heirs).zip(shares).enumerate() {
-        if !heir && credentials.is_empty() {
-            continue;
-        }
-        let invalid = invalid.iter().skip(place).step_by(members.list().len()).copied().collect();
-        let message = Handover { from: from.to_owned(), invalid, credentials }.encode();
-        let (peers, to) = (peers.clone(), member.peer());
-        telling.spawn(async move {
-            let Some(message) = message else { return };
-            let mut tries = 0;
-            while let Err(error) = peers.tell(to, &message).await {
-                tries += 1;
-                if tries == TELLS {
-                    return tracing::warn!(peer = %to, %error, "could not hand credentials over");
-                }
-                // One that is new may not know this node yet.
-                sleep(TELL_AGAIN).await;
-            }
-        });
-    }
-    let told = async { while telling.join_next().await.is_some() {} };
-    if timeout(TELLING, told).await.is_err() {
-        tracing::warn!("could not hand credentials over to every member in time");
     }
 }
 

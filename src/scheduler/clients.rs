@@ -218,18 +218,23 @@ impl Departing {
         self.0.iter().all(|(_, _, gate)| gate.with(|client| client.in_flight()) == 0)
     }
 
-    /// What the next owners should know; whoever waits here is sent on to them.
-    pub fn pack(self) -> Vec<Credential> {
+    /// What the next owners should know.
+    pub fn pack(&self) -> Vec<Credential> {
         let now = now();
-        let pack = |(kind, key, gate): (Kind, [u8; 32], Arc<Gate>)| {
-            let client = gate.with(|client| {
-                let state = client.pack(now);
-                client.let_go();
-                state
-            });
-            Some(Credential { kind, key, bot_id: gate.bot_id(), client: client? })
+        let pack = |(kind, key, gate): &(Kind, [u8; 32], Arc<Gate>)| {
+            let client = gate.with(|client| client.pack(now))?;
+            Some(Credential { kind: *kind, key: *key, bot_id: gate.bot_id(), client })
         };
-        self.0.into_iter().filter_map(pack).collect()
+        self.0.iter().filter_map(pack).collect()
+    }
+}
+
+impl Drop for Departing {
+    /// Whoever waits here is sent on to the next owners: they have been told, as far as they could be.
+    fn drop(&mut self) {
+        for (_, _, gate) in &self.0 {
+            gate.with(Client::let_go);
+        }
     }
 }
 
