@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fake_discord::{Rule, Script};
+use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -15,6 +16,9 @@ use crate::town::{Node, Town};
 use crate::{owned_by, owner, three};
 
 const CLOSED_FOR: Duration = Duration::from_secs(8);
+
+/// Each of these tests keeps a small machine busy: side by side they would measure how late it is.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 const PINS: &str = "/api/v10/channels/100000000000000001/pins";
 
@@ -50,6 +54,7 @@ async fn answered(clients: Vec<JoinHandle<usize>>) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
+    let _alone = ALONE.lock().await;
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let mut nodes = Vec::from(three(&town).await);
@@ -78,6 +83,7 @@ async fn a_closed_bucket_and_a_spent_second_move_with_their_credentials() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() {
+    let _alone = ALONE.lock().await;
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let mut nodes = Vec::from(three(&town).await);
@@ -116,6 +122,7 @@ async fn a_node_that_joins_is_told_first_and_what_waited_elsewhere_goes_by_it() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
+    let _alone = ALONE.lock().await;
     let rule = Rule::window("GET /channels/{}/pins", "abcd4444", 1, CLOSED_FOR);
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let [first, second, stays] = three(&town).await;
