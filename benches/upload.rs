@@ -141,10 +141,7 @@ async fn send(upstream: &Upstream, kept: &mut Kept, length: u64) -> Result<Durat
     let request = Request::builder().method(Method::POST).uri("/").header("host", "x").header("content-length", length);
     let started = Instant::now();
     let (mut parts, ()) = request.body(())?.into_parts();
-    let lease = match upstream.at_rest() {
-        Some(lease) => lease,
-        None => upstream.connect().await.map_err(told)?,
-    };
+    let lease = upstream.connect().await.map_err(told)?;
     let answer = upstream.send(lease, &mut parts, body, started.into()).await.map_err(told)?;
     answer.response.into_body().collect().await?;
     Ok(started.elapsed())

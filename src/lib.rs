@@ -36,8 +36,9 @@
 //!    - the credential's validity, then [`scheduler::pacer`]: the global limit.
 //!
 //!    A slot of the [`scheduler::budget`] of invalid requests is reserved, and [`upstream`] finds a connection, before which
-//!    nothing counts as sent, and sends it. What the answer says ([`scheduler::signal`]) is learned, and the turn is given on at the headers: a slow body holds nobody up. A 429 that
-//!    can be repeated within the deadline goes round again and keeps its place, with its body from [`scheduler::replay`].
+//!    nothing counts as sent, and sends it. What the answer says ([`scheduler::signal`]) is learned, and the turn is given on
+//!    at the headers: a slow body holds nobody up. A 429 that can be repeated within the deadline goes round again and keeps
+//!    its place, with its body from [`scheduler::replay`].
 //! 7. The answer's head goes back through [`front::headers`], and its body as a [`front::body`], which carries the guard
 //!    and the deadline. A body past its deadline is cut, never ended as if it were whole.
 //!

@@ -139,10 +139,10 @@ impl Upstream {
         }
     }
 
-    /// A connection that is made, or comes to rest meanwhile, within REQUEST_TIMEOUT. Dropping the future leaves it to others.
+    /// A connection: at rest, or made within REQUEST_TIMEOUT. Dropping the future leaves it to others.
     pub async fn connect(&self) -> Result<Lease, SendError> {
         let Shared { connections: Connections::Http1(pool), target } = &*self.shared else { return Ok(Lease(None)) };
-        match timeout(target.request_timeout, pool.open()).await {
+        match timeout(target.request_timeout, pool.lease()).await {
             Ok(Ok(lease)) => Ok(Lease(Some(lease))),
             Ok(Err(error)) => Err(failure::of(&*error)),
             Err(_) => Err(SendError::Timeout),

@@ -13,10 +13,10 @@ use crate::scheduler::handover::{Credential, Handover};
 /// How often another node is told, and the pause after one that failed.
 const TELLS: u32 = 4;
 const TELL_AGAIN: Duration = Duration::from_millis(150);
-/// All of it takes no longer: heirs wait half as long, and a node that stops has other things to do.
-const TELLING: Duration = Duration::from_secs(3);
 /// Those who get credentials are told first, and have so long before the others are told that there is nothing for them.
 const FIRST: Duration = Duration::from_millis(300);
+/// What is left after that takes no longer: heirs wait half as long, and a node that stops has other things to do.
+const TELLING: Duration = Duration::from_secs(3);
 
 /// Tells every owner of `credentials`, and the other heirs, what concerns them.
 pub(super) async fn tell(
@@ -51,14 +51,17 @@ pub(super) async fn tell(
         }
     }
     // That there is nothing more to come is said last, so that it is not believed of what goes by way of another.
-    _ = timeout(FIRST, async { while telling.join_next().await.is_some() {} }).await;
+    _ = timeout(FIRST, done(&mut telling)).await;
     for teller in nothing {
         telling.spawn(teller);
     }
-    let told = async { while telling.join_next().await.is_some() {} };
-    if timeout(TELLING, told).await.is_err() {
+    if timeout(TELLING, done(&mut telling)).await.is_err() {
         tracing::warn!("could not hand credentials over to every member in time");
     }
+}
+
+async fn done(telling: &mut JoinSet<()>) {
+    while telling.join_next().await.is_some() {}
 }
 
 /// Says a message to a member until it has taken it in.

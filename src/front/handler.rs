@@ -58,7 +58,8 @@ pub struct Handler {
 pub enum Origin {
     /// The front listener: a client.
     Public,
-    /// The peer listener: it has made a hop, and makes another only while its credential moves. Only the listener tells; what a header claims is nothing.
+    /// The peer listener: it has made a hop, and makes another only while its credential moves. Only the listener tells;
+    /// what a header claims is nothing.
     Peer,
 }
 
@@ -134,18 +135,15 @@ impl Handler {
     /// Health, refusals, a slot, and what the request is.
     fn begin(&self, request: Request<Inbound>, link: &Arc<Link>, origin: Origin) -> Result<Walk, Answered> {
         let fault = link.request();
+        let head = *request.method() == Method::HEAD;
         if origin == Origin::Peer {
             self.metrics.routed_received();
-        } else if fault.is_none()
-            && request.uri().path() == HEALTH
-            && matches!(*request.method(), Method::GET | Method::HEAD)
-        {
-            return Err(Box::new(Ok(self.health(*request.method() == Method::HEAD))));
+        } else if fault.is_none() && request.uri().path() == HEALTH && (head || *request.method() == Method::GET) {
+            return Err(Box::new(Ok(self.health(head))));
         }
         if request.version() == Version::HTTP_10 {
             link.ends_bodies_by_closing();
         }
-        let head = *request.method() == Method::HEAD;
         let admitted = match refusal(&request, fault) {
             Some(error) => Err(error),
             None if origin == Origin::Peer => self.admission.admit_hop(),

@@ -70,7 +70,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Makes one attempt with `permit`, over a connection that has been had since it `started`. The permit's turn passes on as soon as the headers have been handled.
+/// Makes one attempt, which `started` when a connection was wanted, with `permit`, whose turn passes on as soon as the
+/// headers have been handled.
 pub(super) async fn run(
     upstream: Upstream,
     lease: Lease,
@@ -101,32 +102,26 @@ pub(super) async fn run(
     let signal = Signal::read(response.status(), response.headers());
     let shared = signal.scope == Some(Scope::Shared);
     outgoing.metrics.observe(signal.status, shared, outgoing.kind, started.elapsed().as_secs_f64());
-    // An upload that still runs moves the attempt's deadline on; the few bytes of a refusal get one REQUEST_TIMEOUT.
-    let patience = deadline.min(Instant::now() + outgoing.request_timeout);
-    if signal.status == StatusCode::NOT_FOUND && permit.is_webhooks() {
-        let (head, body) = response.into_parts();
-        let collected = read_limited(body, MAX_REFUSAL_BODY, patience).await;
-        drop(reservation);
-        _ = permit.answered(&signal.with_missing(&coding::decode(&head.headers, &collected.bytes)), false);
-        let response = http::Response::from_parts(head, AnswerBody::from(collected));
-        return Outcome::Answer(Dispatched { response, deadline });
-    }
-    if signal.status != StatusCode::TOO_MANY_REQUESTS {
+    // The body says what a refusal means.
+    let read = signal.refused() || (signal.status == StatusCode::NOT_FOUND && permit.is_webhooks());
+    if !read {
         reservation.invalid = signal.invalid();
         drop(reservation);
         _ = permit.answered(&signal, false);
         return Outcome::Answer(Dispatched { response: response.map(AnswerBody::from), deadline });
     }
-    if signal.global {
+    if signal.refused() && signal.global {
         permit.blocks();
     }
     let (head, body) = response.into_parts();
+    // An upload that still runs moves the attempt's deadline on; the few bytes of a refusal get one REQUEST_TIMEOUT.
+    let patience = deadline.min(Instant::now() + outgoing.request_timeout);
     let collected = read_limited(body, MAX_REFUSAL_BODY, patience).await;
     let signal = patient(signal.with_body(&coding::decode(&head.headers, &collected.bytes)), outgoing.attempts);
     reservation.invalid = signal.invalid();
     drop(reservation);
     let hopeless = signal.retry_after.is_none() && outgoing.attempts >= MAX_UNTIMED_ATTEMPTS;
-    let retry = outgoing.body.repeatable() && !hopeless;
+    let retry = signal.refused() && outgoing.body.repeatable() && !hopeless;
     match permit.answered(&signal, retry) {
         Some(Ok(waiting)) => Outcome::Again(outgoing, waiting),
         Some(Err(_)) | None => {

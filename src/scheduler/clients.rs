@@ -82,16 +82,15 @@ impl Clients {
         let bearers = || known.keys().filter(|(kind, _)| *kind == Kind::Bearer).count();
         let full = known.len() >= self.max_clients;
         let bearers_full = identity.kind == Kind::Bearer && bearers() >= self.max_bearers;
-        let mut credit_from = self.credit_from.lock();
         if full || bearers_full {
             let evicted = evict_oldest(&mut known, bearers_full);
             let used = evicted.ok_or(ProxyError::Unavailable(Reason::ClientLimit))?;
             // Its last second is forgotten with it, and it may be the next to come.
+            let mut credit_from = self.credit_from.lock();
             *credit_from = used.max(*credit_from);
         }
         let now = now();
-        let pacer = Pacer::new(self.limit(identity), now, *credit_from);
-        drop(credit_from);
+        let pacer = Pacer::new(self.limit(identity), now, *self.credit_from.lock());
         let client = Client::new(Arc::clone(&self.limits), Arc::clone(&self.room), pacer, self.lock_invalid, now);
         let gate = Gate::of_bot(client, identity.bot_id);
         known.insert(key, Arc::clone(&gate));

@@ -53,12 +53,6 @@ pub struct Permit {
     sent: bool,
 }
 
-impl Permit {
-    fn new(gate: &Arc<Gate>, grant: Grant) -> Self {
-        Self { gate: Arc::clone(gate), grant: Some(grant), sent: false }
-    }
-}
-
 /// The instant that cores are given; under a paused clock, the paused one.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
@@ -155,6 +149,10 @@ impl Drop for Waiting {
 }
 
 impl Permit {
+    fn new(gate: &Arc<Gate>, grant: Grant) -> Self {
+        Self { gate: Arc::clone(gate), grant: Some(grant), sent: false }
+    }
+
     /// Discord answered: learns from it and passes the turn on. With `retry`, the request takes its place in line again
     /// (at its head), unless the wait leaves no room for another attempt: then the error says so.
     pub fn answered(mut self, signal: &Signal, retry: bool) -> Option<Result<Waiting, ProxyError>> {

@@ -138,9 +138,7 @@ impl RouteEntry {
 
     /// The end of the longest live hold on requests with `detail`, and whether its scope was shared.
     pub fn held(&self, detail: u8, now: Instant) -> Option<(Instant, bool)> {
-        let holds = &self.more.as_ref()?.holds;
-        let live = holds.iter().filter(|hold| hold.until > now && hold.covers(detail));
-        live.map(|hold| (hold.until, hold.shared)).max()
+        self.covering(detail, now).map(|hold| (hold.until, hold.shared)).max()
     }
 
     /// Opens a hold, or makes a known one longer.
@@ -165,8 +163,7 @@ impl RouteEntry {
     /// Moves a request that waits behind a hold to one that has become the longest; the one to wake, if it stood at the
     /// head of its line.
     pub fn wait_longer(&mut self, detail: u8, now: Instant, seq: u64, ticket: Ticket) -> Option<Ticket> {
-        let longest =
-            self.holds().filter(|hold| hold.until > now && hold.covers(detail)).max_by_key(|hold| hold.until)?;
+        let longest = self.covering(detail, now).max_by_key(|hold| hold.until)?;
         if longest.line.contains(seq) {
             return None;
         }
@@ -212,6 +209,11 @@ impl RouteEntry {
     /// Whether a hold is live at all.
     pub fn is_held(&self, now: Instant) -> bool {
         self.holds().any(|hold| hold.until > now || !hold.line.is_empty())
+    }
+
+    /// The live holds on requests with `detail`.
+    fn covering(&self, detail: u8, now: Instant) -> impl Iterator<Item = &Hold> {
+        self.holds().filter(move |hold| hold.until > now && hold.covers(detail))
     }
 
     fn holds(&self) -> impl Iterator<Item = &Hold> {

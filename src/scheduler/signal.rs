@@ -50,7 +50,7 @@ pub struct Signal {
     pub global: bool,
     /// `X-RateLimit-Scope`.
     pub scope: Option<Scope>,
-    /// A 404 whose body says that its webhook does not exist, after [`Signal::with_missing`].
+    /// A 404 whose body says that its webhook does not exist, after [`Signal::with_body`].
     pub unknown_webhook: bool,
     /// How long a 429 says to wait: from `Retry-After` and, after [`Signal::with_body`], the body.
     pub retry_after: Option<Duration>,
@@ -106,10 +106,16 @@ impl Signal {
         signal
     }
 
-    /// Adds what a 429's decoded JSON body says. The body's exact `retry_after` wins over a header that is merely its
-    /// rounding up; else the longer one counts. Bodies that are not Discord's JSON add nothing.
+    /// Adds what a decoded JSON body says: of a 429 how long to wait, of anything else whether its webhook is missing. A
+    /// 429's exact `retry_after` wins over a header that is merely its rounding up; else the longer one counts. Bodies that
+    /// are not Discord's JSON add nothing.
     #[must_use]
     pub fn with_body(mut self, body: &[u8]) -> Self {
+        if !self.refused() {
+            let missing = serde_json::from_slice::<Missing>(body);
+            self.unknown_webhook = missing.is_ok_and(|missing| missing.code == UNKNOWN_WEBHOOK);
+            return self;
+        }
         let Ok(refusal) = serde_json::from_slice::<Refusal>(body) else { return self };
         self.global |= refusal.global;
         if let Some(exact) = refusal.retry_after.and_then(seconds) {
@@ -118,13 +124,6 @@ impl Signal {
                 _ => exact,
             });
         }
-        self
-    }
-
-    /// Adds what a 404's decoded JSON body says.
-    #[must_use]
-    pub fn with_missing(mut self, body: &[u8]) -> Self {
-        self.unknown_webhook = serde_json::from_slice::<Missing>(body).is_ok_and(|it| it.code == UNKNOWN_WEBHOOK);
         self
     }
 

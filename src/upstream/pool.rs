@@ -111,12 +111,17 @@ impl Pool {
     /// rest, until one is new.
     fn send_on_another(&self, request: Request<RequestBody>) -> BoxedSending<'_> {
         Box::pin(async move {
-            let lease = match self.at_rest() {
-                Some(lease) => lease,
-                None => self.open().await?,
-            };
+            let lease = self.lease().await?;
             self.send(Some(lease), request).await
         })
+    }
+
+    /// A connection at rest, or one that is opened.
+    pub(super) async fn lease(&self) -> Result<Lease, Failure> {
+        match self.at_rest() {
+            Some(lease) => Ok(lease),
+            None => self.open().await,
+        }
     }
 
     /// The connection that came to rest last, if one still stands.
@@ -135,7 +140,7 @@ impl Pool {
     }
 
     /// A new connection, or one that comes to rest meanwhile; then the new one is kept for others.
-    pub(super) async fn open(&self) -> Result<Lease, Failure> {
+    async fn open(&self) -> Result<Lease, Failure> {
         let (made, mut making) = oneshot::channel();
         let pool = self.clone();
         drop(tokio::spawn(async move {

@@ -48,10 +48,7 @@ pub(crate) fn client(settings: &config::Upstream) -> Direct {
 impl Direct {
     pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Answer, SendError> {
         let started = Instant::now();
-        let lease = match self.0.at_rest() {
-            Some(lease) => lease,
-            None => self.0.connect().await?,
-        };
+        let lease = self.0.connect().await?;
         let (mut parts, body) = request.into_parts();
         self.0.send(lease, &mut parts, body, started).await
     }
