@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fake_discord::{Rule, Script};
-use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -13,12 +12,9 @@ use crate::seconds;
 use crate::support::PATIENCE;
 use crate::support::client::Client;
 use crate::town::{Node, Town};
-use crate::{owned_by, owner, three};
+use crate::{ALONE, owned_by, owner, three};
 
 const CLOSED_FOR: Duration = Duration::from_secs(8);
-
-/// Each of these tests keeps a small machine busy: side by side they would measure how late it is.
-static ALONE: Mutex<()> = Mutex::const_new(());
 
 const PINS: &str = "/api/v10/channels/100000000000000001/pins";
 

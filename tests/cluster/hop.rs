@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::PATIENCE;
 use crate::support::client::Client;
 use crate::town::{Node, Town};
-use crate::{owned_by, three, unlimited};
+use crate::{ALONE, owned_by, three, unlimited};
 
 const PINS: &str = "/api/v10/channels/100000000000000001/pins";
 /// The largest upload that Discord takes from most bots.
@@ -73,6 +73,7 @@ fn kilobytes(node: &Node, what: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_upload_crosses_in_bounded_memory_at_both_nodes() {
+    let _alone = ALONE.lock().await;
     let town = Town::new(unlimited()).await;
     // The owner keeps bodies for a retry as its settings say; here it is the crossing that is weighed.
     let keeps_none = [("MAX_RETRY_CAPTURE_BYTES", "0")];
