@@ -4,6 +4,7 @@
 //! then does it gossip, so that whoever hears of it can reach it. A stop goes the other way round: the others are told
 //! first, and what still arrives is served.
 
+mod heard;
 pub mod members;
 pub mod node;
 pub mod owners;
@@ -14,7 +15,6 @@ pub mod swim;
 mod telling;
 pub mod tls;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use http::Request;
 use http_body::Body;
-use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 use tokio::time::{Instant as Deadline, sleep, timeout, timeout_at};
 
+use self::heard::Heard;
 use self::members::{Former, Key, Member, Owner, View};
 use self::owners::Owners;
 use self::peer::Peers;
@@ -39,18 +39,14 @@ use crate::config::{self, Config};
 use crate::error::{ProxyError, Reason};
 use crate::identity::{Identity, Kind};
 use crate::route::{self, Route};
-use crate::scheduler::handover::Handover;
+use crate::scheduler::handover::{Gone, Handover};
 use crate::scheduler::{Dispatched, Scheduler};
 use crate::{agreed, clock, front};
 
-/// Handovers that are remembered.
-const HANDED: usize = 64;
 /// What is under way when its credential moves has so long to land, that its answer may be told of; and how often that is
 /// looked at.
 const LANDING: Duration = Duration::from_millis(400);
 const LANDING_CHECK: Duration = Duration::from_millis(5);
-/// Between a node's handover and the news that it has left.
-const LATELY: Duration = Duration::from_secs(1);
 /// A hop that reaches a node which is no owner waits so long for it to hear that it is.
 const AGREEMENT: Duration = Duration::from_secs(1);
 /// Hops of one request: the first, and more while its credential moves.
@@ -65,18 +61,23 @@ pub enum Cluster {
     Member(Arc<Membership>),
 }
 
-/// The names of those that handed something over, and when.
-pub type Handed = VecDeque<(String, Instant)>;
+/// Why credentials are handed over.
+#[derive(Debug)]
+pub enum Occasion<'a> {
+    /// Others came or went; these were the members before.
+    Changed(&'a [Arc<Member>]),
+    /// This node has left.
+    Left,
+    /// Another one has handed over what may be yet another one's; and a share of its invalid requests.
+    Taken(Vec<Duration>),
+}
 
 /// A node's knowledge of its cluster, and its way to the others.
 pub struct Membership {
     name: Arc<str>,
     owners: Owners,
     peers: Peers,
-    /// The last nodes that handed credentials over.
-    handed: watch::Sender<Handed>,
-    /// Hashes of what they said.
-    heard: Mutex<VecDeque<u128>>,
+    heard: Heard,
 }
 
 /// Where a request goes.
@@ -183,7 +184,7 @@ impl Joining {
 
 impl Membership {
     fn new(name: Arc<str>, members: watch::Receiver<Arc<View>>, peers: Peers) -> Self {
-        Self { name, owners: Owners::new(members), peers, handed: watch::Sender::default(), heard: Mutex::default() }
+        Self { name, owners: Owners::new(members), peers, heard: Heard::default() }
     }
 
     /// The members now.
@@ -196,36 +197,15 @@ impl Membership {
         self.members().owned(key, Instant::now())
     }
 
-    /// Who is next to get what a former owner sent here, if this node has left too.
-    fn next_heir(&self, key: &Key, owner: Arc<Member>) -> Option<Arc<Member>> {
-        self.members().next_heir(key, owner, Instant::now())
+    /// Who is next to get what was sent here, by a `former` owner or not, if this node has left.
+    fn next_heir(&self, key: &Key, owner: Arc<Member>, former: bool) -> Option<Arc<Member>> {
+        self.members().next_heir(key, owner, former, Instant::now())
     }
 
-    /// Whether a message says something new: a node that had no answer in time says the same again, and what it sent and was
-    /// refused must not count twice.
-    fn is_new(&self, message: &[u8]) -> bool {
-        let hash = agreed::hash(b"handover", &[message]);
-        let mut heard = self.heard.lock();
-        let new = !heard.contains(&hash);
-        if new {
-            heard.truncate(HANDED - 1);
-            heard.push_front(hash);
-        }
-        new
-    }
-
-    /// The former owner of a key of this node's, if its word is to be waited for.
+    /// A former owner of a key of this node's whose word is to be waited for.
     fn awaited(&self, key: &Key) -> Option<Former> {
-        let former = self.members().former_owner(key, Instant::now())?;
-        let told = self.handed.borrow().iter().any(|handed| former.is_told_by(handed));
-        (!told).then_some(former)
-    }
-
-    /// Waits for a former owner's word; false if its time is over, or the request's: what it knew is not known here.
-    async fn told(&self, former: &Former, deadline: Deadline) -> bool {
-        let mut handed = self.handed.subscribe();
-        let told = handed.wait_for(|handed| handed.iter().any(|handed| former.is_told_by(handed)));
-        timeout_at(deadline.min(former.until.into()), told).await.is_ok()
+        let members = self.members();
+        members.former_owners(key, Instant::now()).find(|former| !self.heard.has_told(former))
     }
 
     /// Waits for this node to hear that it owns a key, as a peer says by sending it.
@@ -236,32 +216,41 @@ impl Membership {
         agreed.map(drop).map_err(|_| ProxyError::Unavailable(Reason::ClusterRouting))
     }
 
-    /// Whether another node handed something over a moment ago.
-    fn handed_lately(&self, name: &str) -> bool {
-        let now = Instant::now();
-        self.handed.borrow().iter().any(|(from, at)| from == name && now.saturating_duration_since(*at) < LATELY)
-    }
-
-    fn hand_over(
-        &self,
-        scheduler: &Scheduler,
-        known: &[Arc<Member>],
-        taken: bool,
-    ) -> Option<impl Future<Output = ()> + use<>> {
-        let members = self.members().clone();
-        if members.over_capacity() {
+    fn hand_over(&self, scheduler: &Scheduler, occasion: Occasion<'_>) -> Option<impl Future<Output = ()> + use<>> {
+        let view = self.members().clone();
+        if view.over_capacity() {
             return None;
         }
+        let own = !matches!(occasion, Occasion::Taken(_));
+        let mut gone = Vec::new();
+        let members = match view.left() {
+            None => view.members(),
+            // It hears no gossip any more.
+            Some(left) => {
+                gone = self.heard.gone();
+                let rest = view.without(view.epoch(), |member| gone.iter().any(|gone| gone.is(member)));
+                gone.push(Gone { name: left.name.to_string(), generation: left.generation });
+                Arc::new(rest)
+            }
+        };
+        let now = Instant::now();
         let departing = scheduler.release(|key| match members.owner(key) {
-            // Who has just handed it over is about to leave, which this node will hear of unless it has left too.
-            Owner::Peer(owner) => !(taken && members.has_local() && self.handed_lately(&owner.name)),
+            // A member gives nothing back: who has just handed it over is about to leave, as this node will hear.
+            Owner::Peer(owner) => own || view.left().is_some() || !self.heard.lately(&owner.name, now),
             Owner::Local | Owner::OverCapacity => false,
         });
-        let heirs: Vec<bool> =
-            members.list().iter().map(|member| member.name != self.name && !known.contains(member)).collect();
-        // A node that stays keeps its part of the budget.
-        let leaves = !members.has_local() && known.is_empty();
-        let invalid = if leaves { scheduler.invalid_requests() } else { Vec::new() };
+        let is_told = |member: &Arc<Member>| match &occasion {
+            Occasion::Changed(before) => member.name != self.name && !before.contains(member),
+            Occasion::Left => true,
+            Occasion::Taken(_) => false,
+        };
+        let heirs = members.list().iter().map(is_told).collect();
+        let invalid = match occasion {
+            Occasion::Left => scheduler.invalid_requests(),
+            Occasion::Taken(invalid) if view.left().is_some() => invalid,
+            // A node that stays keeps its part of the budget.
+            Occasion::Changed(_) | Occasion::Taken(_) => Vec::new(),
+        };
         let (peers, from) = (self.peers.clone(), self.name.to_string());
         Some(async move {
             let landed = async {
@@ -274,7 +263,7 @@ impl Membership {
             let start = Instant::now();
             let credentials = departing.pack();
             let count = credentials.len();
-            telling::tell(&members, heirs, credentials, &invalid, &peers, &from).await;
+            telling::tell(&members, heirs, Handover { from, own, gone, invalid, credentials }, &peers).await;
             // Now who waited may go there: what it waited for is known.
             drop(departing);
             if count > 0 {
@@ -304,15 +293,15 @@ impl Cluster {
                 Owner::Local => match membership.awaited(key) {
                     None => return Ok(Way::Here { unheard }),
                     // It may have moved on by the time that it is told.
-                    Some(former) => unheard = !membership.told(&former, deadline).await,
+                    Some(former) => unheard |= !membership.heard.wait(&former, deadline).await,
                 },
                 Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
                     return Ok(Way::There(peer, hops + 1));
                 }
                 Owner::Peer(peer) => {
                     // A first hop comes from an entry node that was mistaken, not from a former owner.
-                    let handed_on = hops > 1 && hops < MAX_HOPS;
-                    match handed_on.then(|| membership.next_heir(key, peer)).flatten() {
+                    let heir = (hops < MAX_HOPS).then(|| membership.next_heir(key, peer, hops > 1));
+                    match heir.flatten() {
                         Some(heir) => return Ok(Way::There(heir, hops + 1)),
                         None => membership.agreed(key, deadline).await?,
                     }
@@ -338,41 +327,35 @@ impl Cluster {
         }
     }
 
-    /// Takes in what another node hands over.
-    pub fn take(&self, scheduler: &Scheduler, message: &[u8]) {
-        let (Self::Member(membership), Some(handover)) = (self, Handover::decode(message)) else { return };
-        if membership.is_new(message) {
-            scheduler.unpack(&handover);
+    /// Takes in what another node hands over. What is yet another one's by now has been passed on when the future is done:
+    /// then all of it has arrived, and the first one may say so.
+    pub fn take(&self, scheduler: &Scheduler, message: &[u8]) -> impl Future<Output = ()> + use<> {
+        let mut occasion = None;
+        if let (Self::Member(membership), Some(mut handover)) = (self, Handover::decode(message)) {
+            let (name, credentials) = (&handover.from, handover.credentials.len());
+            tracing::info!(name, credentials, "another member handed over what it knew");
+            let new = membership.heard.is_new(message);
+            if new {
+                scheduler.unpack(&handover);
+            }
+            membership.heard.note(&handover, Instant::now());
+            occasion = new.then(|| Occasion::Taken(std::mem::take(&mut handover.invalid)));
         }
-        let (name, credentials) = (&handover.from, handover.credentials.len());
-        tracing::info!(name, credentials, "another member handed over what it knew");
-        membership.handed.send_modify(|handed| {
-            handed.truncate(HANDED - 1);
-            handed.push_front((handover.from, Instant::now()));
-        });
+        let passing = occasion.map(|occasion| self.hand_over(scheduler, occasion));
+        async move {
+            if let Some(passing) = passing {
+                passing.await;
+            }
+        }
     }
 
-    /// Changes whenever another node has handed something over, which may belong to yet another one by now.
-    pub fn handed(&self) -> watch::Receiver<Handed> {
-        match self {
-            Self::Alone => watch::Sender::default().subscribe(),
-            Self::Member(membership) => membership.handed.subscribe(),
-        }
-    }
-
-    /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. All but the
-    /// `known` ones are told even if that is nothing: they wait for it. What is let go is so before the future is first
-    /// polled. `taken` if another node's handover is the occasion, and not a change of the membership: then a member
-    /// gives nothing back.
-    pub fn hand_over(
-        &self,
-        scheduler: &Scheduler,
-        known: &[Arc<Member>],
-        taken: bool,
-    ) -> impl Future<Output = ()> + use<> {
+    /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. Those that are new, all if
+    /// this node has left, are told even if that is nothing: they wait for it. What is let go is so before the future is
+    /// first polled.
+    pub fn hand_over(&self, scheduler: &Scheduler, occasion: Occasion<'_>) -> impl Future<Output = ()> + use<> {
         let handed = match self {
             Self::Alone => None,
-            Self::Member(membership) => membership.hand_over(scheduler, known, taken),
+            Self::Member(membership) => membership.hand_over(scheduler, occasion),
         };
         async move {
             if let Some(handed) = handed {

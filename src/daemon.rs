@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::cluster::members::{Owner, View};
-use crate::cluster::{self, Cluster, Joining, peer, swim::Gossip};
+use crate::cluster::{self, Cluster, Joining, Occasion, peer, swim::Gossip};
 use crate::config::Config;
 use crate::front;
 use crate::front::admission::{Admission, Phase};
@@ -236,28 +236,25 @@ fn join(
 /// Tells what it concerns of every change of the membership, and hands over what moves to another node.
 async fn follow(mut members: watch::Receiver<Arc<View>>, handler: Arc<Handler>) {
     let Handler { metrics, scheduler, cluster, .. } = &*handler;
-    let mut handed = cluster.handed();
     let mut before = members.borrow_and_update().clone();
     let mut telling = JoinSet::new();
     loop {
         metrics.members(before.list().len());
-        let taken = tokio::select! {
+        tokio::select! {
             changed = members.changed() => {
                 if changed.is_err() {
                     pending().await
                 }
-                false
             }
-            Ok(()) = handed.changed() => true,
             Some(_) = telling.join_next() => continue,
-        };
+        }
         let now = members.borrow_and_update().clone();
         if now.list() != before.list() {
             scheduler.moved(|key| now.owner(key) == Owner::Local && before.owner(key) != Owner::Local);
         }
-        // A node that leaves hands over by itself, so that it can wait for it. What it takes in may be another's by now.
-        if taken || now.has_local() {
-            telling.spawn(cluster.hand_over(scheduler, before.list(), taken));
+        // A node that leaves hands over by itself, so that it can wait for it.
+        if now.has_local() {
+            telling.spawn(cluster.hand_over(scheduler, Occasion::Changed(before.list())));
         }
         before = now;
     }
@@ -271,7 +268,7 @@ async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
         let left = timeout_at(heard, members.wait_for(|members| !members.has_local())).await.is_ok_and(|it| it.is_ok());
         // Alone, it has no heirs.
         if left {
-            handler.cluster.hand_over(&handler.scheduler, &[], false).await;
+            handler.cluster.hand_over(&handler.scheduler, Occasion::Left).await;
         }
     };
     tokio::join!(gossip.leave(), handed);

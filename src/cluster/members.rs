@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rendezvous_hash::{KeyValueNode, NodeHasher, RendezvousNodes};
+use rendezvous_hash::{KeyValueNode, Node, NodeHasher, RendezvousNodes};
 use siphasher::sip::SipHasher13;
 
 /// What ownership is decided by: a credential's SHA-256, or what stands in for it.
@@ -56,6 +56,9 @@ pub struct Members {
     sorted: Vec<Arc<Member>>,
     ranking: RendezvousNodes<KeyValueNode<Name, u16>, Pinned>,
     local: Option<u16>,
+    left: Option<Arc<Member>>,
+    /// Where this node gossips.
+    address: SocketAddr,
     namesake: Option<Arc<Member>>,
     cap: usize,
 }
@@ -86,8 +89,8 @@ impl Members {
         sorted.truncate(usize::from(u16::MAX));
         let mut ranking = RendezvousNodes::new(Pinned);
         ranking.extend((0..).zip(&sorted).map(|(at, member)| KeyValueNode::new(Name::new(member.name.clone()), at)));
-        let local = (0..).zip(&sorted).find(|(_, member)| member.gossip == local).map(|(at, _)| at);
-        Self { epoch, sorted, ranking, local, namesake, cap }
+        let place = (0..).zip(&sorted).find(|(_, member)| member.gossip == local).map(|(at, _)| at);
+        Self { epoch, sorted, ranking, local: place, left: None, address: local, namesake, cap }
     }
 
     /// Rises with every view of one process, so that an answer can be kept for as long as it holds.
@@ -103,8 +106,19 @@ impl Members {
     /// What is left of the cluster when this node goes, if anything is.
     pub fn without_local(&self, epoch: u64) -> Option<Self> {
         let local = self.sorted.get(usize::from(self.local?))?;
-        let rest = self.sorted.iter().filter(|member| member.name != local.name).map(|member| (**member).clone());
-        (self.sorted.len() > 1).then(|| Self::new(epoch, rest, local.gossip, self.cap))
+        let rest = self.without(epoch, |member| member.name == local.name);
+        (self.sorted.len() > 1).then(|| Self { left: Some(local.clone()), ..rest })
+    }
+
+    /// What is left of the cluster when those that are `gone` go.
+    pub fn without(&self, epoch: u64, gone: impl Fn(&Member) -> bool) -> Self {
+        let rest = self.sorted.iter().filter(|member| !gone(member)).map(|member| (**member).clone());
+        Self { left: self.left.clone(), ..Self::new(epoch, rest, self.address, self.cap) }
+    }
+
+    /// This node, once it has left.
+    pub fn left(&self) -> Option<&Member> {
+        self.left.as_deref()
     }
 
     /// Whether this node is one of the members: it is until it leaves.
@@ -137,7 +151,10 @@ impl Members {
         if self.over_capacity() {
             return None;
         }
-        self.ranking.calc_candidates(&Ranked(digest(key))).next().map(|node| node.value)
+        let key = Ranked(digest(key));
+        // The first of all candidates, without sorting the others.
+        let rank = |node: &&KeyValueNode<Name, u16>| (node.hash_code(&Pinned, &key), node.value);
+        self.ranking.iter().max_by_key(rank).map(|node| node.value)
     }
 
     /// Who would own a key without this node.
@@ -174,9 +191,9 @@ const YOUTH: Duration = Duration::from_secs(11);
 const FORMER: usize = 16;
 
 impl Former {
-    /// Whether its word, if it is the sender of one, is what is waited for.
-    pub fn is_told_by(&self, (name, at): &(String, Instant)) -> bool {
-        **name == *self.member.name && *at >= self.since
+    /// Whether what a node said then is what is waited for.
+    pub fn is_told_by(&self, name: &str, at: Instant) -> bool {
+        *name == *self.member.name && at >= self.since
     }
 }
 
@@ -208,6 +225,11 @@ impl View {
         Self { members: Arc::new(members), former: Vec::new(), born: now, joined: None }
     }
 
+    /// The members in force.
+    pub fn members(&self) -> Arc<Members> {
+        self.members.clone()
+    }
+
     /// The view that comes after this one.
     pub fn followed_by(&self, members: Members, now: Instant) -> Self {
         let mut former = self.former.clone();
@@ -219,15 +241,16 @@ impl View {
         Self { members: Arc::new(members), former, born: self.born, joined }
     }
 
-    /// Who is next to get what came from a former owner that thinks this node its heir, once this node has left too. If it
-    /// has seen no other owner than `owner`, it has not heard that this one left: then it is the next one's.
-    pub fn next_heir(&self, key: &Key, owner: Arc<Member>, now: Instant) -> Option<Arc<Member>> {
+    /// Who is next to get what came from one that thinks this node its owner, once this node has left. If that one is a
+    /// `former` owner, and this node has seen no other owner than `owner`, it has not heard that this one left: then it is
+    /// the next one's.
+    pub fn next_heir(&self, key: &Key, owner: Arc<Member>, former: bool, now: Instant) -> Option<Arc<Member>> {
         if self.has_local() {
             return None;
         }
         let heard = self.former.iter().filter(|(changed, _)| *changed + GRACE > now);
         let same = |owned: Owner| matches!(owned, Owner::Peer(member) if member.name == owner.name);
-        if !heard.map(|(_, members)| members.owner(key)).all(same) {
+        if !former || !heard.map(|(_, members)| members.owner(key)).all(same) {
             return Some(owner);
         }
         let next = self.ranked(key).find(|(_, member)| member.name != owner.name).map(|(_, member)| member.clone());
@@ -239,23 +262,26 @@ impl View {
         self.former.iter().any(|(changed, members)| *changed + GRACE > now && members.owner(key) == Owner::Local)
     }
 
-    /// Who owned a key of this node's until a moment ago: a member that went, or, if it is this node that has come, the
-    /// one that owned it without this node.
-    pub fn former_owner(&self, key: &Key, now: Instant) -> Option<Former> {
-        let waited = |changed: Instant| {
+    /// Who owned a key of this node's until a moment ago: the members that went, the last one first, and, if it is this
+    /// node that has come, the one that owned it without this node. Where several went at once, what the first of them knew
+    /// may come by way of the next, and only its own word says that it has come.
+    pub fn former_owners(&self, key: &Key, now: Instant) -> impl Iterator<Item = Former> {
+        let former = move |member, changed: Instant| {
             let until = changed + PATIENCE;
-            (until > now).then(|| (changed.checked_sub(EARLY).unwrap_or(changed), until))
+            let since = changed.checked_sub(EARLY).unwrap_or(changed);
+            (until > now).then_some(Former { member, since, until })
         };
-        let gone = self.former.iter().rev().find_map(|(changed, members)| {
-            let (since, until) = waited(*changed)?;
-            let Owner::Peer(member) = members.owner(key) else { return None };
+        let gone = self.former.iter().rev().filter_map(move |(changed, members)| {
+            let (member, changed) = match members.owner(key) {
+                Owner::Peer(member) => (member, *changed),
+                Owner::Local => (members.owner_without_local(key)?, self.joined?),
+                Owner::OverCapacity => return None,
+            };
             let gone = self.members.list().iter().all(|other| other.name != member.name);
-            gone.then_some(Former { member, since, until })
+            gone.then(|| former(member, changed)).flatten()
         });
-        gone.or_else(|| {
-            let (since, until) = waited(self.joined?)?;
-            Some(Former { member: self.members.owner_without_local(key)?, since, until })
-        })
+        let without_this = self.joined.and_then(|joined| former(self.members.owner_without_local(key)?, joined));
+        gone.chain(without_this)
     }
 }
 

@@ -14,19 +14,13 @@ use crate::scheduler::handover::{Credential, Handover};
 const TELLS: u32 = 4;
 const TELL_AGAIN: Duration = Duration::from_millis(150);
 /// Those who get credentials are told first, and have so long before the others are told that there is nothing for them.
-const FIRST: Duration = Duration::from_millis(300);
+const FIRST: Duration = Duration::from_millis(800);
 /// What is left after that takes no longer: heirs wait half as long, and a node that stops has other things to do.
 const TELLING: Duration = Duration::from_secs(3);
 
-/// Tells every owner of `credentials`, and the other heirs, what concerns them.
-pub(super) async fn tell(
-    members: &Members,
-    heirs: Vec<bool>,
-    credentials: Vec<Credential>,
-    invalid: &[Duration],
-    peers: &Peers,
-    from: &str,
-) {
+/// Tells every owner of a credential, and the other heirs, what of `all` concerns them.
+pub(super) async fn tell(members: &Members, heirs: Vec<bool>, all: Handover, peers: &Peers) {
+    let Handover { from, own, gone, invalid, credentials } = all;
     let mut shares: Vec<Vec<Credential>> = heirs.iter().map(|_| Vec::new()).collect();
     for credential in credentials {
         // Without an heir nobody serves it.
@@ -37,12 +31,12 @@ pub(super) async fn tell(
     let mut telling = JoinSet::new();
     let mut nothing = Vec::new();
     for (place, ((member, heir), credentials)) in members.list().iter().zip(heirs).zip(shares).enumerate() {
-        if !heir && credentials.is_empty() {
+        let invalid: Vec<Duration> = invalid.iter().skip(place).step_by(members.list().len()).copied().collect();
+        let moves = !credentials.is_empty();
+        if !heir && !moves && invalid.is_empty() {
             continue;
         }
-        let invalid = invalid.iter().skip(place).step_by(members.list().len()).copied().collect();
-        let moves = !credentials.is_empty();
-        let message = Handover { from: from.to_owned(), invalid, credentials }.encode();
+        let message = Handover { from: from.clone(), own, gone: gone.clone(), invalid, credentials }.encode();
         let teller = say(peers.clone(), member.peer(), message);
         if moves {
             telling.spawn(teller);

@@ -1,6 +1,8 @@
+use std::convert::Infallible;
 use std::time::Duration;
 
 use http::Method;
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::cluster::members::Members;
@@ -56,7 +58,8 @@ async fn a_node_that_joins_waits_for_the_word_of_those_it_takes_over_from_and_no
     publish.send_replace(Arc::new(joined));
     let speaking = async {
         sleep(Duration::from_millis(50)).await;
-        membership.handed.send_modify(|handed| handed.push_front(("node-2".to_owned(), Instant::now())));
+        let word = Handover { from: "node-2".into(), own: true, ..Handover::default() };
+        membership.heard.note(&word, Instant::now());
     };
     let (way, ()) = tokio::join!(cluster.way(&key, 1, false, far()), speaking);
     assert!(matches!(way, Ok(Way::Here { unheard: false })) && now.elapsed() < Duration::from_secs(1));
@@ -88,6 +91,8 @@ async fn what_one_that_leaves_sends_to_another_that_leaves_goes_on_to_who_stays(
     publish.send_replace(Arc::new(left));
     let Ok(Way::There(next, 3)) = cluster.way(&key, 2, false, far()).await else { panic!("a third hop") };
     assert_eq!(*next, member(3), "the owner has sent it, so it is not the owner any more");
+    // From a node that thinks this one the owner: there is nothing to wait for here.
+    assert!(matches!(cluster.way(&key, 1, false, far()).await, Ok(Way::There(next, 2)) if *next == member(2)));
     let refused = ProxyError::Unavailable(Reason::ClusterRouting);
     assert_eq!(cluster.way(&key, MAX_HOPS, false, far()).await.unwrap_err(), refused);
     // It has heard that the owner left before it left itself.
@@ -119,13 +124,52 @@ fn far() -> Deadline {
     Deadline::now() + Duration::from_secs(60)
 }
 
-#[test]
-fn what_a_node_says_again_is_taken_in_once() {
-    let (membership, _publish) = membership(Members::new(1, [member(1)], member(1).gossip, 4));
-    assert!(membership.is_new(b"something") && membership.is_new(b"something else"));
-    assert!(!membership.is_new(b"something"));
-    for number in 0..1_000_u32 {
-        assert!(membership.is_new(&number.to_le_bytes()));
-    }
-    assert!(membership.heard.lock().len() <= HANDED);
+/// A node that stays, and what it is told; it takes its time.
+async fn stays(tls: &tls::Tls, slow: Duration) -> (SocketAddr, mpsc::Receiver<Handover>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (told, telling) = mpsc::channel(8);
+    let take = move |message: &[u8]| {
+        told.try_send(Handover::decode(message).unwrap()).unwrap();
+        sleep(slow)
+    };
+    let server = tls.server.clone();
+    tokio::spawn(async move {
+        let member = Member { gossip: address, peer_port: address.port(), ..member(3) };
+        let (_publish, members) =
+            watch::channel(Arc::new(View::new(Members::new(1, [member], address, 4), Instant::now())));
+        let (_close, closing) = watch::channel(false);
+        let handle = |_| async { Ok::<_, Infallible>(http::Response::new(http_body_util::Empty::<Bytes>::new())) };
+        peer::serve(listener, server, members, closing, handle, take).await;
+    });
+    (address, telling)
+}
+
+#[tokio::test]
+async fn who_has_left_passes_on_what_it_is_told_before_it_says_that_it_has_taken_it() {
+    const SLOW: Duration = Duration::from_millis(300);
+    let tls = tls::configure(&Ca::new().node("127.0.0.1"), [127, 0, 0, 1].into(), NOW).unwrap();
+    let (address, mut told) = stays(&tls, SLOW).await;
+    let third = Member { gossip: address, peer_port: address.port(), ..member(3) };
+    let three = Members::new(1, [member(1), member(2), third], member(1).gossip, 4);
+    let left = View::new(three.without_local(2).unwrap(), Instant::now());
+    let (_publish, members) = watch::channel(Arc::new(left));
+    let peers = Peers::new(tls.client, None, Duration::from_secs(1));
+    let cluster = Cluster::Member(Arc::new(Membership::new("node-1".into(), members, peers)));
+    let config = Config::from_vars([]).unwrap();
+    let scheduler = Scheduler::new(&config.scheduling, crate::upstream::Upstream::new(&config.upstream).unwrap());
+    let gone = |number| Gone { name: format!("node-{number}"), generation: 0 };
+    // From one that leaves too, as this one has not heard by gossip.
+    let invalid = vec![Duration::from_secs(5); 4];
+    let word = Handover { from: "node-2".into(), own: true, gone: vec![gone(2)], invalid, ..Handover::default() };
+    let message = word.encode().unwrap();
+    let start = Instant::now();
+    cluster.take(&scheduler, &message).await;
+    assert!(start.elapsed() >= SLOW, "{:?}", start.elapsed());
+    let passed = told.try_recv().unwrap();
+    assert_eq!((passed.from.as_str(), passed.own, passed.invalid.len()), ("node-1", false, 4), "all of it");
+    assert_eq!(passed.gone, [gone(2), gone(1)]);
+    // It was not sure that it was heard.
+    cluster.take(&scheduler, &message).await;
+    assert!(told.try_recv().is_err());
 }

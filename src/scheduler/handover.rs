@@ -11,19 +11,32 @@ use super::client::handover::ClientState;
 use crate::identity::Kind;
 
 /// Changes with every change of what is told: another version says nothing.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// A message is never longer: 65,536 buckets take some 6 MiB.
 pub const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
 /// Everything one node tells another.
-#[derive(Serialize, Deserialize, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Debug, Default, PartialEq)]
 pub struct Handover {
     /// NODE_NAME of the teller.
     pub from: String,
+    /// Whether it is all that the teller knew itself, and not what it was told and passes on.
+    pub own: bool,
+    /// Those that have left, as far as the teller knows, itself included: what they are told comes back.
+    pub gone: Vec<Gone>,
     /// Its share of the teller's invalid requests: how long ago each was.
     pub invalid: Vec<Duration>,
     /// What moves.
     pub credentials: Vec<Credential>,
+}
+
+/// A node that has left.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Gone {
+    /// NODE_NAME.
+    pub name: String,
+    /// Another node may have come under the same name, with a younger generation.
+    pub generation: u64,
 }
 
 /// One credential, by its SHA-256.

@@ -51,6 +51,7 @@ pub struct PacerState {
     spread: Option<Duration>,
     margin: Duration,
     blocked: Option<Duration>,
+    quickest: Option<Duration>,
 }
 
 /// The pacer of one credential.
@@ -125,6 +126,7 @@ impl Pacer {
             spread: self.spread.and_then(|slot| slot.checked_duration_since(now)),
             margin: self.margin_now(now),
             blocked: self.blocked(now).map(|until| until - now),
+            quickest: Some(self.quickest).filter(|quickest| *quickest < Duration::MAX),
         }
     }
 
@@ -147,6 +149,8 @@ impl Pacer {
         self.margin_at = now;
         let blocked = state.blocked.map(|left| now + left.min(MAX_BLOCK));
         self.blocked_until = self.blocked_until.max(blocked);
+        // Or what is late from the first request on would look as if it could not be quicker.
+        self.quickest = self.quickest.min(state.quickest.unwrap_or(Duration::MAX));
     }
 
     /// Takes one request's allowance, or names the instant to try again.

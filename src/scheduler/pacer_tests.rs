@@ -233,6 +233,22 @@ fn what_another_may_have_sent_counts_on_top_of_what_was_sent_here() {
 }
 
 #[test]
+fn what_goes_out_late_from_the_first_request_of_a_new_owner_on_is_seen_to_be_late() {
+    let (mut former, now) = seasoned(50);
+    let ms = Duration::from_millis;
+    former.claim(now).unwrap();
+    former.answered(now, now + ms(1), false);
+    let first = now + ms(1_500);
+    let mut heir = Pacer::new(50, now, now);
+    heir.unpack(first, &former.pack(first), false);
+    // It gets there after 7 ms, where the former owner's took one there and back.
+    heir.claim(first).unwrap();
+    heir.answered(first, first + ms(8), false);
+    let sent = drain(&mut heir, first + ms(8), 50, Duration::ZERO);
+    assert!(sent[49] > first + ms(6) + SECOND, "{:?}", sent[49] - first);
+}
+
+#[test]
 fn a_global_block_holds_and_is_followed_by_an_even_stream() {
     let (mut pacer, now) = seasoned(50);
     let until = now + Duration::from_millis(1600);

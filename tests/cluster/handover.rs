@@ -12,7 +12,7 @@ use crate::seconds;
 use crate::support::PATIENCE;
 use crate::support::client::Client;
 use crate::town::{Node, Town};
-use crate::{ALONE, owned_by, owner, three};
+use crate::{ALONE, owned_by, owner, ranked, three};
 
 const CLOSED_FOR: Duration = Duration::from_secs(8);
 
@@ -123,8 +123,10 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let [first, second, stays] = three(&town).await;
     let nodes = [&first, &second, &stays];
-    let closed = [owned_by(nodes, 0, "one").await, owned_by(nodes, 1, "two").await];
-    let spent = owned_by(nodes, 1, "spent").await;
+    // What the one that leaves knows goes by way of the other.
+    let closed = [ranked([1, 2, 3], "one"), ranked([2, 1, 3], "two")];
+    let spent = ranked([2, 1, 3], "spent");
+    assert_eq!(owner(nodes, &spent).await, 1);
     let (stop, clients) = saturate(std::slice::from_ref(&stays), &spent);
     sleep(Duration::from_millis(1_500)).await;
     let start = Instant::now();

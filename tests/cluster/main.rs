@@ -15,6 +15,8 @@ mod wires;
 use std::time::Duration;
 
 use fake_discord::Script;
+use nirn_proxy::cluster::members::{Member, Members, Owner};
+use nirn_proxy::identity::Identity;
 use support::PATIENCE;
 use tokio::time::{Instant, sleep};
 use town::{Node, Town};
@@ -69,6 +71,27 @@ async fn owned_by<'a>(nodes: impl IntoIterator<Item = &'a Node>, place: usize, n
         }
     }
     panic!("it owns nothing");
+}
+
+/// A token for which the first three nodes rank in this order: the first owns it, and the last only once both others are gone.
+fn ranked(order: [u8; 3], name: &str) -> String {
+    let of = |numbers: &[u8]| {
+        let member = |&number: &u8| Member {
+            name: format!("node-{number}").into(),
+            gossip: ([127, 0, 0, number], 1).into(),
+            peer_port: 1,
+            generation: 1,
+        };
+        Members::new(1, numbers.iter().map(member), ([127, 0, 0, order[2]], 1).into(), 3)
+    };
+    let owns = |members: Members, token: &str, number: u8| {
+        let key = Identity::from_authorization(Some(format!("Bot {token}").as_bytes())).key;
+        matches!(members.owner(&key), Owner::Peer(owner) if *owner.name == *format!("node-{number}"))
+    };
+    let token = (0..1_000)
+        .map(|number| format!("{name}-{number}"))
+        .find(|token| owns(of(&order), token, order[0]) && owns(of(&order[1..]), token, order[1]));
+    token.expect("one of so many")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -131,12 +131,12 @@ fn the_former_owner_of_a_key_is_the_one_that_went_or_the_one_that_a_new_node_tak
     let view = views(&[3]).followed_by(Members::new(9, (1..=2).map(member), local, 8), at(60_000));
     let three = Members::new(9, (1..=3).map(member), local, 8);
     for key in (0..100).map(key).filter(|key| view.owner(key) == Owner::Local) {
-        let former = view.former_owner(&key, at(60_001));
+        let former = view.former_owners(&key, at(60_001)).next();
         let gone = matches!(three.owner(&key), Owner::Peer(other) if *other == member(3));
         assert_eq!(former.as_ref().map(|it| (*it.member).clone()), gone.then(|| member(3)));
-        assert!(view.former_owner(&key, at(60_000) + PATIENCE).is_none());
+        assert_eq!(view.former_owners(&key, at(60_000) + PATIENCE).count(), 0);
         let Some(former) = former else { continue };
-        let told = |name: &str, millis| former.is_told_by(&(name.to_owned(), at(millis)));
+        let told = |name: &str, millis| former.is_told_by(name, at(millis));
         assert!(told("node-3", 59_500) && told("node-3", 60_100));
         assert!(!told("node-3", 58_000) && !told("node-2", 60_100));
     }
@@ -144,14 +144,34 @@ fn the_former_owner_of_a_key_is_the_one_that_went_or_the_one_that_a_new_node_tak
     let view = views(&[2, 3]);
     let others = Members::new(9, (2..=3).map(member), local, 8);
     for key in (0..100).map(key).filter(|key| view.owner(key) == Owner::Local) {
-        let former = view.former_owner(&key, at(100)).unwrap();
+        let former = view.former_owners(&key, at(100)).next().unwrap();
         assert_eq!(others.owner(&key), Owner::Peer(former.member));
-        assert!(view.former_owner(&key, former.until).is_none());
+        assert_eq!(view.former_owners(&key, former.until).count(), 0);
     }
     // Others joined this node, which has served by itself.
     let view = View::new(Members::new(1, [member(1)], local, 8), start);
     let view = view.followed_by(Members::new(2, (1..=2).map(member), local, 8), start + YOUTH);
-    assert!((0..100).map(key).all(|key| view.former_owner(&key, start + YOUTH).is_none()));
+    assert!((0..100).map(key).all(|key| view.former_owners(&key, start + YOUTH).next().is_none()));
+}
+
+#[test]
+fn of_members_that_go_at_once_each_that_had_a_key_is_waited_for() {
+    let born = Instant::now();
+    let now = born + YOUTH;
+    let of = |numbers: &[u8]| Members::new(1, numbers.iter().map(|&number| member(number)), member(1).gossip, 8);
+    let view = View::new(of(&[1, 2, 3]), born).followed_by(of(&[1, 3]), now).followed_by(of(&[1]), now);
+    let mut both = 0;
+    for key in (0..100).map(key) {
+        let waited: Vec<_> = view.former_owners(&key, now).map(|former| (*former.member).clone()).collect();
+        let owners = [of(&[1, 3]).owner(&key), of(&[1, 2, 3]).owner(&key)];
+        let expected = owners.into_iter().filter_map(|owner| match owner {
+            Owner::Peer(member) => Some((*member).clone()),
+            _ => None,
+        });
+        assert_eq!(waited, expected.collect::<Vec<_>>());
+        both += usize::from(waited == [member(3), member(2)]);
+    }
+    assert!(both > 0);
 }
 
 #[test]
@@ -164,6 +184,9 @@ fn what_is_left_of_a_cluster_owns_everything_without_the_node_that_leaves() {
         (before, after) => before == after,
     }));
     assert!(Members::new(1, [member(1)], member(1).gossip, 8).without_local(2).is_none(), "it has no heirs");
+    let one = rest.without(2, |other| *other == member(2));
+    assert!((0..100).map(key).all(|key| one.owner(&key) == Owner::Peer(member(3).into())));
+    assert_eq!((view.left(), one.left()), (None, Some(&member(1))));
 }
 
 proptest! {

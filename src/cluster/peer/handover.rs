@@ -1,5 +1,5 @@
-//! One message from a node that leaves to one that stays, on a connection of its own: its length in four bytes, then
-//! itself. One byte back says that it was taken in.
+//! One message from the former owner of credentials to the next, on a connection of its own: its length in four bytes,
+//! then itself. One byte back says that it was taken in, and passed on if it is not for who took it.
 
 use std::io;
 use std::time::Duration;
@@ -24,8 +24,8 @@ pub(super) async fn tell(mut stream: impl AsyncRead + AsyncWrite + Unpin, messag
     timeout(PATIENCE, told).await?
 }
 
-/// Whatever is not a whole message in time says nothing.
-pub(super) async fn hear(mut stream: impl AsyncRead + AsyncWrite + Unpin, take: impl FnOnce(&[u8])) -> io::Result<()> {
+/// Reads a message. Whatever is not a whole one in time says nothing.
+pub(super) async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let heard = async {
         let length = stream.read_u32().await? as usize;
         if length > MAX_MESSAGE {
@@ -33,16 +33,23 @@ pub(super) async fn hear(mut stream: impl AsyncRead + AsyncWrite + Unpin, take: 
         }
         let mut message = Vec::new();
         // Grows as it arrives: what is announced costs nothing.
-        (&mut stream).take(length as u64).read_to_end(&mut message).await?;
+        stream.take(length as u64).read_to_end(&mut message).await?;
         if message.len() < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        take(&message);
+        Ok(message)
+    };
+    timeout(PATIENCE, heard).await?
+}
+
+/// Says that a message was taken in.
+pub(super) async fn acknowledge(mut stream: impl AsyncWrite + Unpin) -> io::Result<()> {
+    let said = async {
         stream.write_u8(TAKEN).await?;
         stream.flush().await?;
         stream.shutdown().await
     };
-    timeout(PATIENCE, heard).await?
+    timeout(PATIENCE, said).await?
 }
 
 #[cfg(test)]
@@ -51,19 +58,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_arrives_whole_or_not_at_all() {
-        let (near, far) = tokio::io::duplex(64);
+        let (near, mut far) = tokio::io::duplex(64);
         let message = vec![7; 10_000];
-        let mut taken = Vec::new();
-        let heard = hear(far, |message| taken = message.to_vec());
+        let heard = async {
+            let heard = hear(&mut far).await;
+            acknowledge(far).await.unwrap();
+            heard
+        };
         let (told, heard) = tokio::join!(tell(near, &message), heard);
         told.unwrap();
-        heard.unwrap();
-        assert_eq!(taken, message);
+        assert_eq!(heard.unwrap(), message);
         for broken in [&[0, 0, 0, 9, 1, 2][..], &[255, 255, 255, 255, 1], &[0, 0]] {
-            let (mut near, far) = tokio::io::duplex(64);
+            let (mut near, mut far) = tokio::io::duplex(64);
             near.write_all(broken).await.unwrap();
             drop(near);
-            hear(far, |_| panic!("not a message")).await.unwrap_err();
+            hear(&mut far).await.unwrap_err();
         }
     }
 }

@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 ///
 /// A peer is whoever has a certificate of the CA that is made for a node, for the address it comes from or that of a
 /// member.
-pub async fn serve<H, T, F, B, E>(
+pub async fn serve<H, T, P, F, B, E>(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
     members: watch::Receiver<Arc<View>>,
@@ -49,7 +49,8 @@ pub async fn serve<H, T, F, B, E>(
     handle: H,
     take: T,
 ) where
-    T: Fn(&[u8]) + Clone + Send + 'static,
+    T: Fn(&[u8]) -> P + Clone + Send + 'static,
+    P: Future<Output = ()> + Send + 'static,
     H: Fn(Request<Inbound>) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body<Data = Bytes, Error: Send> + Send + 'static,
@@ -77,11 +78,10 @@ pub async fn serve<H, T, F, B, E>(
             let accepted = timeout(HANDSHAKE_PATIENCE, shake_hands(acceptor, stream, &members)).await;
             drop(permit);
             let Ok(Some(stream)) = accepted else { return };
-            if stream.get_ref().1.alpn_protocol() != Some(tls::HANDOVER) {
+            if stream.get_ref().1.alpn_protocol() == Some(tls::HANDOVER) {
+                serve_handover(stream, take, &handovers).await;
+            } else {
                 serve_streams(stream, handle, closing).await;
-            } else if let Ok(_permit) = handovers.acquire().await {
-                // One that breaks off had nothing to say.
-                handover::hear(stream, take).await.ok();
             }
         });
     }
@@ -103,6 +103,22 @@ async fn shake_hands(
     let known = tls::is_nodes(certificate, |ip| ip == from || members.borrow().has_ip(ip));
     let spoken = session.alpn_protocol().is_some_and(|protocol| [tls::HOP, tls::HANDOVER].contains(&protocol));
     (known && spoken).then_some(stream)
+}
+
+/// One that breaks off had nothing to say.
+async fn serve_handover<T, P>(mut stream: TlsStream<TcpStream>, take: T, handovers: &Semaphore)
+where
+    T: Fn(&[u8]) -> P,
+    P: Future<Output = ()>,
+{
+    let Ok(permit) = handovers.acquire().await else { return };
+    let Ok(message) = handover::hear(&mut stream).await else { return };
+    let taken = take(&message);
+    drop(message);
+    // Passing it on may wait for another node, which may wait for this one.
+    drop(permit);
+    taken.await;
+    handover::acknowledge(stream).await.ok();
 }
 
 async fn serve_streams<H, F, B, E>(stream: TlsStream<TcpStream>, handle: H, mut closing: watch::Receiver<bool>)

@@ -154,18 +154,24 @@ mod tests {
     use crate::error::Scope;
     use crate::identity::Kind;
     use crate::scheduler::bucket::Class;
-    use crate::scheduler::handover::{Credential, Handover};
+    use crate::scheduler::handover::{Credential, Gone, Handover};
     use crate::scheduler::signal::Signal;
 
     /// The next owner, at whose clock the same instant has another name.
     fn move_over(from: &mut Bench, at: u64) -> Bench {
         let client = from.client.pack(from.at(at)).unwrap();
         let credential = Credential { kind: Kind::Bot, key: [7; 32], bot_id: None, client };
-        let sent = Handover { from: "node".into(), invalid: vec![ms(5)], credentials: vec![credential] };
+        let sent = Handover {
+            from: "node".into(),
+            own: true,
+            gone: vec![Gone { name: "node".into(), generation: 7 }],
+            invalid: vec![ms(5)],
+            credentials: vec![credential],
+        };
         let bytes = sent.encode().unwrap();
         let received = Handover::decode(&bytes).unwrap();
         assert_eq!(received, sent);
-        assert!(Handover::decode(&[&[2], &bytes[1..]].concat()).is_none() && Handover::decode(&[]).is_none());
+        assert!(Handover::decode(&[&[1], &bytes[1..]].concat()).is_none() && Handover::decode(&[]).is_none());
         assert!((0..bytes.len()).all(|end| Handover::decode(&bytes[..end]).is_none()));
         let mut heir = Bench::with(50, true, Room::new(1000));
         heir.start += ms(12_345);
@@ -311,7 +317,7 @@ mod tests {
 
         #[test]
         fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            if let Some(handover) = Handover::decode(&[&[1], &bytes[..]].concat()) {
+            if let Some(handover) = Handover::decode(&[&[2], &bytes[..]].concat()) {
                 for credential in &handover.credentials {
                     let mut bench = Bench::with(50, true, Room::new(10));
                     let now = bench.at(0);
