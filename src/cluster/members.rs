@@ -266,21 +266,28 @@ impl View {
     /// node that has come, the one that owned it without this node. Where several went at once, what the first of them knew
     /// may come by way of the next, and only its own word says that it has come.
     pub fn former_owners(&self, key: &Key, now: Instant) -> impl Iterator<Item = Former> {
-        let former = move |member, changed: Instant| {
+        let waited = move |changed: Instant| {
             let until = changed + PATIENCE;
-            let since = changed.checked_sub(EARLY).unwrap_or(changed);
-            (until > now).then_some(Former { member, since, until })
+            (until > now).then(|| (changed.checked_sub(EARLY).unwrap_or(changed), until))
         };
+        // The time is looked at first: most requests come long after any change, and ranking is not for nothing.
         let gone = self.former.iter().rev().filter_map(move |(changed, members)| {
-            let (member, changed) = match members.owner(key) {
-                Owner::Peer(member) => (member, *changed),
-                Owner::Local => (members.owner_without_local(key)?, self.joined?),
+            let (mut since, mut until) = waited(*changed)?;
+            let member = match members.owner(key) {
+                Owner::Peer(member) => member,
+                Owner::Local => {
+                    (since, until) = waited(self.joined?)?;
+                    members.owner_without_local(key)?
+                }
                 Owner::OverCapacity => return None,
             };
             let gone = self.members.list().iter().all(|other| other.name != member.name);
-            gone.then(|| former(member, changed)).flatten()
+            gone.then_some(Former { member, since, until })
         });
-        let without_this = self.joined.and_then(|joined| former(self.members.owner_without_local(key)?, joined));
+        let without_this = self
+            .joined
+            .and_then(waited)
+            .and_then(|(since, until)| Some(Former { member: self.members.owner_without_local(key)?, since, until }));
         gone.chain(without_this)
     }
 }

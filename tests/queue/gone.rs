@@ -6,7 +6,7 @@ use std::time::Duration;
 use fake_discord::{Action, FakeDiscord, Gate, Reply, Script};
 use nirn_proxy::config::Config;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::support::calls::*;
@@ -25,6 +25,16 @@ async fn narrow(change: impl FnOnce(&mut Config)) -> (FakeDiscord, Node) {
         change(config);
     })
     .await
+}
+
+/// A Discord with no room for another connection, for now: whoever knocks has to knock again, a second later.
+pub(crate) async fn crowded() -> (TcpListener, [TcpStream; 2]) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let discord = socket.listen(1).unwrap();
+    let address = discord.local_addr().unwrap();
+    let full = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+    (discord, full)
 }
 
 /// Sends a request that comes to wait, lets its client vanish, and checks that it has left nothing behind.
@@ -253,13 +263,8 @@ async fn at_any_moment() {
 
 #[tokio::test]
 async fn while_a_connection_to_discord_is_made() {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let discord = socket.listen(1).unwrap();
-    let address = discord.local_addr().unwrap();
-    // No room for another: whoever comes now has to knock again, a second later.
-    let full = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
-    let node = Node::start(address);
+    let (discord, full) = crowded().await;
+    let node = Node::start(discord.local_addr().unwrap());
     let mut client = Client::connect(node.address()).await;
     client.send(request(BOT, "POST", &channel(1), "")).await;
     eventually("it is admitted", || node.open() == 1.0).await;

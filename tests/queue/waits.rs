@@ -5,9 +5,10 @@ use std::time::Instant;
 use fake_discord::{Action, Arrival, FakeDiscord, Gate, Reply, Script};
 use tokio::time::timeout;
 
+use crate::gone::crowded;
 use crate::support::calls::*;
 use crate::support::client::Client;
-use crate::support::{Node, PATIENCE, eventually};
+use crate::support::{Node, PATIENCE, config, eventually};
 
 fn targets(fake: &FakeDiscord) -> Vec<String> {
     fake.arrivals().iter().map(Arrival::target_text).collect()
@@ -67,6 +68,20 @@ async fn past_queue_timeout_those_without_headers_get_408() {
     eventually("it is heard", || node.scheduler.is_quiet()).await;
     assert_eq!(fake.arrivals_at("POST", "**").len(), 1, "those who only waited were not sent");
     assert_eq!(ask(node.address(), "Bot A", "POST", &channel(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn queue_timeout_passes_while_a_connection_to_discord_is_made() {
+    let (discord, _full) = crowded().await;
+    let mut config = config(discord.local_addr().unwrap());
+    config.scheduling.queue_timeout = ms(400);
+    let node = Node::start_with(config, |_| {});
+    let start = Instant::now();
+    let answer = ask(node.address(), "Bot A", "POST", &channel(1)).await;
+    assert_eq!(answer.status, 408);
+    assert_within(start.elapsed(), ms(400), ms(900));
+    assert_eq!(node.failures("queue_timeout"), 1.0);
+    assert!(node.open() == 0.0 && node.scheduler.is_quiet(), "it holds nothing");
 }
 
 #[tokio::test]

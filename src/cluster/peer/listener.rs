@@ -141,13 +141,15 @@ where
         .handshake(Gather::new(stream));
     let Ok(Ok(mut connection)) = timeout(HANDSHAKE_PATIENCE, shaken).await else { return };
     let mut silent = pin!(stream::silence(connection.ping_pong()));
+    // Waited for once, and not anew after each request.
+    let mut closed = pin!(closing.wait_for(|closing| *closing));
     let mut serving = true;
     loop {
         let accepted = tokio::select! {
             biased;
             accepted = connection.accept() => accepted,
             () = &mut silent => return,
-            _ = closing.wait_for(|closing| *closing), if serving => {
+            _ = &mut closed, if serving => {
                 serving = false;
                 connection.graceful_shutdown();
                 continue;
