@@ -27,10 +27,10 @@ use http_body::Body;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
-use tokio::time::{Instant as Deadline, sleep, timeout, timeout_at};
+use tokio::time::{Instant as Deadline, timeout_at};
 
 use self::heard::Heard;
-use self::members::{Former, Key, Member, Owner, View};
+use self::members::{Former, Key, Member, Members, Owner, View};
 use self::owners::Owners;
 use self::peer::Peers;
 use self::swim::{Gossip, Settings};
@@ -39,14 +39,9 @@ use crate::config::{self, Config};
 use crate::error::{ProxyError, Reason};
 use crate::identity::{Identity, Kind};
 use crate::route::{self, Route};
-use crate::scheduler::handover::{Gone, Handover};
 use crate::scheduler::{Dispatched, Scheduler};
 use crate::{agreed, clock, front};
 
-/// What is under way when its credential moves has so long to land, that its answer may be told of; and how often that is
-/// looked at.
-const LANDING: Duration = Duration::from_millis(400);
-const LANDING_CHECK: Duration = Duration::from_millis(5);
 /// A hop that reaches a node which is no owner waits so long for it to hear that it is.
 const AGREEMENT: Duration = Duration::from_secs(1);
 /// Hops of one request: the first, and more while its credential moves.
@@ -61,15 +56,13 @@ pub enum Cluster {
     Member(Arc<Membership>),
 }
 
-/// Why credentials are handed over.
+/// Why a node hands credentials over.
 #[derive(Debug)]
 pub enum Occasion<'a> {
     /// Others came or went; these were the members before.
     Changed(&'a [Arc<Member>]),
-    /// This node has left.
+    /// It has left.
     Left,
-    /// Another one has handed over what may be yet another one's; and a share of its invalid requests.
-    Taken(Vec<Duration>),
 }
 
 /// A node's knowledge of its cluster, and its way to the others.
@@ -197,6 +190,24 @@ impl Membership {
         self.members().owned(key, Instant::now())
     }
 
+    /// The owner of a key, and whoever comes after it if this node has left, hears no gossip any more, and knows from a
+    /// handover that the owner has left too.
+    fn standing(&self, key: &Key, owner: Arc<Member>) -> Arc<Member> {
+        let view = self.members().clone();
+        if view.left().is_none() || !self.heard.is_gone(&owner) {
+            return owner;
+        }
+        match self.remaining(&view).owner(key) {
+            Owner::Peer(next) => next,
+            Owner::Local | Owner::OverCapacity => owner,
+        }
+    }
+
+    /// The members of a view that are not known to have left.
+    fn remaining(&self, view: &View) -> Members {
+        view.without(view.epoch(), |member| self.heard.is_gone(member))
+    }
+
     /// Who is next to get what was sent here, by a `former` owner or not, if this node has left.
     fn next_heir(&self, key: &Key, owner: Arc<Member>, former: bool) -> Option<Arc<Member>> {
         self.members().next_heir(key, owner, former, Instant::now())
@@ -214,63 +225,6 @@ impl Membership {
         let agreed = members.wait_for(|members| !matches!(members.owner(key), Owner::Peer(_)));
         let agreed = timeout_at(deadline.min(Deadline::now() + AGREEMENT), agreed).await;
         agreed.map(drop).map_err(|_| ProxyError::Unavailable(Reason::ClusterRouting))
-    }
-
-    fn hand_over(&self, scheduler: &Scheduler, occasion: Occasion<'_>) -> Option<impl Future<Output = ()> + use<>> {
-        let view = self.members().clone();
-        if view.over_capacity() {
-            return None;
-        }
-        let own = !matches!(occasion, Occasion::Taken(_));
-        let mut gone = Vec::new();
-        let members = match view.left() {
-            None => view.members(),
-            // It hears no gossip any more.
-            Some(left) => {
-                gone = self.heard.gone();
-                let rest = view.without(view.epoch(), |member| gone.iter().any(|gone| gone.is(member)));
-                gone.push(Gone { name: left.name.to_string(), generation: left.generation });
-                Arc::new(rest)
-            }
-        };
-        let now = Instant::now();
-        let departing = scheduler.release(|key| match members.owner(key) {
-            // A member gives nothing back: who has just handed it over is about to leave, as this node will hear.
-            Owner::Peer(owner) => own || view.left().is_some() || !self.heard.lately(&owner.name, now),
-            Owner::Local | Owner::OverCapacity => false,
-        });
-        let is_told = |member: &Arc<Member>| match &occasion {
-            Occasion::Changed(before) => member.name != self.name && !before.contains(member),
-            Occasion::Left => true,
-            Occasion::Taken(_) => false,
-        };
-        let heirs = members.list().iter().map(is_told).collect();
-        let invalid = match occasion {
-            Occasion::Left => scheduler.invalid_requests(),
-            Occasion::Taken(invalid) if view.left().is_some() => invalid,
-            // A node that stays keeps its part of the budget.
-            Occasion::Changed(_) | Occasion::Taken(_) => Vec::new(),
-        };
-        let (peers, from) = (self.peers.clone(), self.name.to_string());
-        Some(async move {
-            let landed = async {
-                while !departing.has_landed() {
-                    sleep(LANDING_CHECK).await;
-                }
-            };
-            // What takes longer counts as if it had been answered.
-            _ = timeout(LANDING, landed).await;
-            let start = Instant::now();
-            let credentials = departing.pack();
-            let count = credentials.len();
-            telling::tell(&members, heirs, Handover { from, own, gone, invalid, credentials }, &peers).await;
-            // Now who waited may go there: what it waited for is known.
-            drop(departing);
-            if count > 0 {
-                let took_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-                tracing::info!(credentials = count, took_ms, "handed credentials over to their new owners");
-            }
-        })
     }
 }
 
@@ -296,10 +250,11 @@ impl Cluster {
                     Some(former) => unheard |= !membership.heard.wait(&former, deadline).await,
                 },
                 Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
-                    return Ok(Way::There(peer, hops + 1));
+                    return Ok(Way::There(membership.standing(key, peer), hops + 1));
                 }
                 Owner::Peer(peer) => {
-                    // A first hop comes from an entry node that was mistaken, not from a former owner.
+                    let peer = membership.standing(key, peer);
+                    // A first hop comes from where the request entered: that node was mistaken, or has just lost the key.
                     let heir = (hops < MAX_HOPS).then(|| membership.next_heir(key, peer, hops > 1));
                     match heir.flatten() {
                         Some(heir) => return Ok(Way::There(heir, hops + 1)),
@@ -327,35 +282,33 @@ impl Cluster {
         }
     }
 
-    /// Takes in what another node hands over. What is yet another one's by now has been passed on when the future is done:
-    /// then all of it has arrived, and the first one may say so.
-    pub fn take(&self, scheduler: &Scheduler, message: &[u8]) -> impl Future<Output = ()> + use<> {
-        let mut occasion = None;
-        if let (Self::Member(membership), Some(mut handover)) = (self, Handover::decode(message)) {
-            let (name, credentials) = (&handover.from, handover.credentials.len());
-            tracing::info!(name, credentials, "another member handed over what it knew");
-            let new = membership.heard.is_new(message);
-            if new {
-                scheduler.unpack(&handover);
-            }
-            membership.heard.note(&handover, Instant::now());
-            occasion = new.then(|| Occasion::Taken(std::mem::take(&mut handover.invalid)));
-        }
-        let passing = occasion.map(|occasion| self.hand_over(scheduler, occasion));
+    /// Takes in what another node hands over. When the future is done, what is yet another one's by now has been passed on:
+    /// then all of it has arrived, and whoever handed it over may say so. False if it could not be passed on.
+    pub fn take(&self, scheduler: &Scheduler, message: &[u8]) -> impl Future<Output = bool> + use<> {
+        let taken = match self {
+            Self::Alone => None,
+            Self::Member(membership) => membership.take(scheduler, message),
+        };
         async move {
-            if let Some(passing) = passing {
-                passing.await;
+            match taken {
+                Some(taken) => taken.await,
+                None => true,
             }
         }
     }
 
-    /// Lets all credentials go that other nodes own, and tells these nodes what is known of them. Those that are new, all if
-    /// this node has left, are told even if that is nothing: they wait for it. What is let go is so before the future is
-    /// first polled.
-    pub fn hand_over(&self, scheduler: &Scheduler, occasion: Occasion<'_>) -> impl Future<Output = ()> + use<> {
+    /// Lets all credentials go that other nodes of the view own, and tells these nodes what is known of them. Those that are
+    /// new, all if this node has left, are told even if that is nothing: they wait for it. What is let go is so before the
+    /// future is first polled.
+    pub fn hand_over(
+        &self,
+        scheduler: &Scheduler,
+        view: &View,
+        occasion: Occasion<'_>,
+    ) -> impl Future<Output = ()> + use<> {
         let handed = match self {
             Self::Alone => None,
-            Self::Member(membership) => membership.hand_over(scheduler, occasion),
+            Self::Member(membership) => membership.hand_over(scheduler, view, occasion),
         };
         async move {
             if let Some(handed) = handed {

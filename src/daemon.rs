@@ -254,7 +254,7 @@ async fn follow(mut members: watch::Receiver<Arc<View>>, handler: Arc<Handler>) 
         }
         // A node that leaves hands over by itself, so that it can wait for it.
         if now.has_local() {
-            telling.spawn(cluster.hand_over(scheduler, Occasion::Changed(before.list())));
+            telling.spawn(cluster.hand_over(scheduler, &now, Occasion::Changed(before.list())));
         }
         before = now;
     }
@@ -268,7 +268,8 @@ async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
         let left = timeout_at(heard, members.wait_for(|members| !members.has_local())).await.is_ok_and(|it| it.is_ok());
         // Alone, it has no heirs.
         if left {
-            handler.cluster.hand_over(&handler.scheduler, Occasion::Left).await;
+            let rest = gossip.members().borrow().clone();
+            handler.cluster.hand_over(&handler.scheduler, &rest, Occasion::Left).await;
         }
     };
     tokio::join!(gossip.leave(), handed);

@@ -2,18 +2,19 @@
 //! and which of them are gone, so that nothing is handed to them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant as Deadline, timeout_at};
 
 use super::members::{Former, Member};
 use crate::agreed;
 use crate::scheduler::handover::{Gone, Handover};
 
-/// Of each kind so much is remembered.
-const REMEMBERED: usize = 64;
+/// Of each kind so much is remembered: more than most clusters have members.
+const REMEMBERED: usize = 256;
 /// Between a node's handover and the news that it has left.
 const LATELY: Duration = Duration::from_secs(1);
 
@@ -21,8 +22,8 @@ const LATELY: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Heard {
     words: watch::Sender<VecDeque<Word>>,
-    /// Hashes of the messages.
-    messages: Mutex<VecDeque<u128>>,
+    /// Hashes of the messages, and whether what they say has been passed on.
+    messages: Mutex<VecDeque<(u128, Arc<OnceCell<()>>)>>,
     gone: Mutex<VecDeque<Gone>>,
 }
 
@@ -36,15 +37,16 @@ struct Word {
 
 impl Heard {
     /// Whether a message says something new: a node that had no answer in time says the same again, and what it sent and was
-    /// refused must not count twice.
-    pub(super) fn is_new(&self, message: &[u8]) -> bool {
+    /// refused must not count twice. And whether what it says has been passed on: once, whoever asks for it first.
+    pub(super) fn message(&self, message: &[u8]) -> (bool, Arc<OnceCell<()>>) {
         let hash = agreed::hash(b"handover", &[message]);
         let mut messages = self.messages.lock();
-        let new = !messages.contains(&hash);
-        if new {
-            remember(&mut messages, hash);
+        if let Some((_, passed)) = messages.iter().find(|(known, _)| *known == hash) {
+            return (false, Arc::clone(passed));
         }
-        new
+        let passed = Arc::default();
+        remember(&mut messages, (hash, Arc::clone(&passed)));
+        (true, passed)
     }
 
     /// Notes who spoke, once what was said is taken in.
@@ -57,7 +59,10 @@ impl Heard {
         }
         drop(gone);
         let word = Word { from: handover.from.clone(), at, own: handover.own };
-        self.words.send_modify(|words| remember(words, word));
+        self.words.send_modify(|words| {
+            words.retain(|known| known.from != word.from || known.own != word.own);
+            remember(words, word);
+        });
     }
 
     /// Whether a former owner has said all it knew.
@@ -75,6 +80,11 @@ impl Heard {
     /// Whether a node handed something over a moment ago.
     pub(super) fn lately(&self, name: &str, now: Instant) -> bool {
         self.words.borrow().iter().any(|word| word.from == name && now.saturating_duration_since(word.at) < LATELY)
+    }
+
+    /// Whether a member is known to have left.
+    pub(super) fn is_gone(&self, member: &Member) -> bool {
+        self.gone.lock().iter().any(|gone| gone.is(member))
     }
 
     /// The nodes that are known to have left, whether or not the gossip says so too.
@@ -106,11 +116,9 @@ mod tests {
     #[test]
     fn what_a_node_says_again_is_taken_in_once() {
         let heard = Heard::default();
-        assert!(heard.is_new(b"something") && heard.is_new(b"something else"));
-        assert!(!heard.is_new(b"something"));
-        for number in 0..1_000_u32 {
-            assert!(heard.is_new(&number.to_le_bytes()));
-        }
+        let is_new = |message: &[u8]| heard.message(message).0;
+        assert!(is_new(b"something") && is_new(b"something else") && !is_new(b"something"));
+        assert!((0..1_000_u32).all(|number| is_new(&number.to_le_bytes())));
         assert!(heard.messages.lock().len() <= REMEMBERED);
     }
 

@@ -3,10 +3,11 @@ use std::time::Duration;
 
 use http::Method;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::*;
-use crate::cluster::members::Members;
 use crate::cluster::tls::tests::{Ca, NOW};
+use crate::scheduler::handover::{Credential, Gone, Handover};
 
 fn member(number: u8) -> Member {
     let gossip = SocketAddr::from(([10, 0, 0, number], 7946));
@@ -95,6 +96,12 @@ async fn what_one_that_leaves_sends_to_another_that_leaves_goes_on_to_who_stays(
     assert!(matches!(cluster.way(&key, 1, false, far()).await, Ok(Way::There(next, 2)) if *next == member(2)));
     let refused = ProxyError::Unavailable(Reason::ClusterRouting);
     assert_eq!(cluster.way(&key, MAX_HOPS, false, far()).await.unwrap_err(), refused);
+    // The owner has told it that it has left, as the gossip has not.
+    let Cluster::Member(membership) = &cluster else { panic!("a member") };
+    let gone = vec![Gone { name: "node-2".into(), generation: 0 }];
+    membership.heard.note(&Handover { from: "node-2".into(), gone, ..Handover::default() }, Instant::now());
+    assert!(matches!(cluster.way(&key, 1, false, far()).await, Ok(Way::There(next, 2)) if *next == member(3)));
+    assert!(matches!(cluster.way(&key, 2, false, far()).await, Ok(Way::There(next, 3)) if *next == member(3)));
     // It has heard that the owner left before it left itself.
     let alone = Members::new(2, [member(1), member(3)], member(1).gossip, 4);
     let gone = before.followed_by(alone, now).followed_by(Members::new(3, [member(3)], member(1).gossip, 4), now);
@@ -131,7 +138,10 @@ async fn stays(tls: &tls::Tls, slow: Duration) -> (SocketAddr, mpsc::Receiver<Ha
     let (told, telling) = mpsc::channel(8);
     let take = move |message: &[u8]| {
         told.try_send(Handover::decode(message).unwrap()).unwrap();
-        sleep(slow)
+        async move {
+            sleep(slow).await;
+            true
+        }
     };
     let server = tls.server.clone();
     tokio::spawn(async move {
@@ -150,12 +160,14 @@ async fn who_has_left_passes_on_what_it_is_told_before_it_says_that_it_has_taken
     const SLOW: Duration = Duration::from_millis(300);
     let tls = tls::configure(&Ca::new().node("127.0.0.1"), [127, 0, 0, 1].into(), NOW).unwrap();
     let (address, mut told) = stays(&tls, SLOW).await;
-    let third = Member { gossip: address, peer_port: address.port(), ..member(3) };
-    let three = Members::new(1, [member(1), member(2), third], member(1).gossip, 4);
-    let left = View::new(three.without_local(2).unwrap(), Instant::now());
-    let (_publish, members) = watch::channel(Arc::new(left));
-    let peers = Peers::new(tls.client, None, Duration::from_secs(1));
-    let cluster = Cluster::Member(Arc::new(Membership::new("node-1".into(), members, peers)));
+    let has_left = |address: SocketAddr| {
+        let third = Member { gossip: address, peer_port: address.port(), ..member(3) };
+        let three = Members::new(1, [member(1), member(2), third], member(1).gossip, 4);
+        let (_, members) = watch::channel(Arc::new(View::new(three.without_local(2).unwrap(), Instant::now())));
+        let peers = Peers::new(tls.client.clone(), None, Duration::from_secs(1));
+        Cluster::Member(Arc::new(Membership::new("node-1".into(), members, peers)))
+    };
+    let cluster = has_left(address);
     let config = Config::from_vars([]).unwrap();
     let scheduler = Scheduler::new(&config.scheduling, crate::upstream::Upstream::new(&config.upstream).unwrap());
     let gone = |number| Gone { name: format!("node-{number}"), generation: 0 };
@@ -164,12 +176,53 @@ async fn who_has_left_passes_on_what_it_is_told_before_it_says_that_it_has_taken
     let word = Handover { from: "node-2".into(), own: true, gone: vec![gone(2)], invalid, ..Handover::default() };
     let message = word.encode().unwrap();
     let start = Instant::now();
-    cluster.take(&scheduler, &message).await;
+    assert!(cluster.take(&scheduler, &message).await);
     assert!(start.elapsed() >= SLOW, "{:?}", start.elapsed());
     let passed = told.try_recv().unwrap();
     assert_eq!((passed.from.as_str(), passed.own, passed.invalid.len()), ("node-1", false, 4), "all of it");
     assert_eq!(passed.gone, [gone(2), gone(1)]);
     // It was not sure that it was heard.
-    cluster.take(&scheduler, &message).await;
+    assert!(cluster.take(&scheduler, &message).await);
     assert!(told.try_recv().is_err());
+    // What could not be passed on is not taken, and can be said again.
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let cluster = has_left(nobody);
+    assert!(!cluster.take(&scheduler, &message).await && !cluster.take(&scheduler, &message).await);
+}
+
+#[tokio::test]
+async fn that_there_is_nothing_more_is_said_once_everybody_has_taken_what_there_is() {
+    const SLOW: Duration = Duration::from_millis(300);
+    let tls = tls::configure(&Ca::new().node("127.0.0.1"), [127, 0, 0, 1].into(), NOW).unwrap();
+    let (slow, mut slow_told) = stays(&tls, SLOW).await;
+    let (quick, mut quick_told) = stays(&tls, Duration::ZERO).await;
+    let at = |number, address: SocketAddr| Member { gossip: address, peer_port: address.port(), ..member(number) };
+    let members = Members::new(1, [at(2, slow), at(3, quick)], member(1).gossip, 4);
+    let owned_by = |number: u8| {
+        let name = format!("node-{number}");
+        let owns = |key: &Key| matches!(members.owner(key), Owner::Peer(owner) if *owner.name == *name);
+        let key = (0..=255).map(|byte| [byte; 32]).find(owns).unwrap();
+        let client = postcard::from_bytes(&[0; 32]).unwrap();
+        Credential { kind: Kind::Bot, key, bot_id: None, client }
+    };
+    let peers = Peers::new(tls.client, None, Duration::from_secs(1));
+    let credentials = vec![owned_by(2), owned_by(3)];
+    let word = Handover { from: "node-1".into(), own: true, credentials, ..Handover::default() };
+    let start = Instant::now();
+    let last = async {
+        let said: [Handover; 2] = [quick_told.recv().await.unwrap(), quick_told.recv().await.unwrap()];
+        assert!(start.elapsed() >= SLOW, "what the other passes on has arrived: {:?}", start.elapsed());
+        said.map(|word| (word.own, word.credentials.len()))
+    };
+    let (took, last) = tokio::join!(telling::tell(&members, vec![true; 2], word, &peers), last);
+    assert!(took);
+    assert_eq!(last, [(false, 1), (true, 0)]);
+    // Where only one gets anything, it has all of it at once.
+    let word = Handover { from: "node-1".into(), own: true, credentials: vec![owned_by(3)], ..Handover::default() };
+    assert!(telling::tell(&members, vec![true; 2], word, &peers).await);
+    let only = quick_told.recv().await.unwrap();
+    assert_eq!((only.own, only.credentials.len()), (true, 1));
+    assert!(quick_told.try_recv().is_err());
+    let told = [(); 3].map(|()| slow_told.try_recv().unwrap()).map(|word| (word.own, word.credentials.len()));
+    assert_eq!(told, [(false, 1), (true, 0), (true, 0)]);
 }

@@ -20,9 +20,9 @@ pub const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 pub struct Handover {
     /// NODE_NAME of the teller.
     pub from: String,
-    /// Whether it is all that the teller knew itself, and not what it was told and passes on.
+    /// Whether with this the teller has said all it knew itself; not of what it was told and passes on.
     pub own: bool,
-    /// Those that have left, as far as the teller knows, itself included: what they are told comes back.
+    /// Those that have left, as far as the teller was told, and itself if it has: what they are told comes back.
     pub gone: Vec<Gone>,
     /// Its share of the teller's invalid requests: how long ago each was.
     pub invalid: Vec<Duration>,

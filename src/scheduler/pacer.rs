@@ -17,6 +17,8 @@ const BASE_MARGIN: Duration = Duration::from_micros(500);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 /// Two disagreements are enough where the network's jitter reaches 80 ms.
 const WIDEN_BY: Duration = Duration::from_millis(45);
+/// So many answers of this process are not enough to tell how quick one can be, if a former owner has.
+const BELIEVED: u8 = 50;
 /// What exceeds the quickest answer by more than this is Discord's work and not the way there.
 const MAX_LATE: Duration = Duration::from_millis(500);
 /// The learned part of the margin halves in this time.
@@ -74,6 +76,8 @@ pub struct Pacer {
     blocked_until: Option<Instant>,
     /// The time the quickest answers of late took, over connections that were open.
     quickest: Duration,
+    /// The same at a former owner, and of how many answers more that counts.
+    told: (Duration, u8),
     /// What was claimed until then can have had the answer that came last.
     heard: Instant,
 }
@@ -95,6 +99,7 @@ impl Pacer {
             promised: None,
             blocked_until: None,
             quickest: Duration::MAX,
+            told: (Duration::MAX, 0),
             heard: now,
         };
         pacer.doubt(now, credit_from);
@@ -126,7 +131,7 @@ impl Pacer {
             spread: self.spread.and_then(|slot| slot.checked_duration_since(now)),
             margin: self.margin_now(now),
             blocked: self.blocked(now).map(|until| until - now),
-            quickest: Some(self.quickest).filter(|quickest| *quickest < Duration::MAX),
+            quickest: Some(self.quickest.min(self.told.0)).filter(|quickest| *quickest < Duration::MAX),
         }
     }
 
@@ -149,8 +154,9 @@ impl Pacer {
         self.margin_at = now;
         let blocked = state.blocked.map(|left| now + left.min(MAX_BLOCK));
         self.blocked_until = self.blocked_until.max(blocked);
-        // Or what is late from the first request on would look as if it could not be quicker.
-        self.quickest = self.quickest.min(state.quickest.unwrap_or(Duration::MAX));
+        // Or what is late from the first request on would look as if it could not be quicker. Another machine may be nearer
+        // to Discord, so it does not count for long.
+        self.told = state.quickest.map_or(self.told, |quickest| (quickest, BELIEVED));
     }
 
     /// Takes one request's allowance, or names the instant to try again.
@@ -252,8 +258,14 @@ impl Pacer {
             let took = claimed.elapsed_at(now);
             self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
         }
+        let known = self.quickest.min(self.told.0);
+        if let (_, left @ 1..) = &mut self.told {
+            *left -= 1;
+        } else {
+            self.told.0 = Duration::MAX;
+        }
         // Before any answer came over an open connection, nobody knows how quick one can be.
-        let quickest = if self.quickest == Duration::MAX { Duration::ZERO } else { self.quickest };
+        let quickest = if known == Duration::MAX { Duration::ZERO } else { known };
         let Some(left) = now.checked_sub(quickest) else { return };
         // With the margin that the window adds it is what it was.
         let Some(arrived) = left.checked_sub(self.margin) else { return };

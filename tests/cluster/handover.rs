@@ -123,8 +123,9 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
     let town = Town::new(Script { rules: vec![rule], ..Script::default() }).await;
     let [first, second, stays] = three(&town).await;
     let nodes = [&first, &second, &stays];
-    // What the one that leaves knows goes by way of the other.
-    let closed = [ranked([1, 2, 3], "one"), ranked([2, 1, 3], "two")];
+    // What the one that leaves knows goes by way of the other, or straight to the one that stays.
+    let ways = [([1, 2, 3], "one"), ([2, 1, 3], "two"), ([1, 3, 2], "three"), ([2, 3, 1], "four")];
+    let closed = ways.map(|(order, name)| ranked(order, name));
     let spent = ranked([2, 1, 3], "spent");
     assert_eq!(owner(nodes, &spent).await, 1);
     let (stop, clients) = saturate(std::slice::from_ref(&stays), &spent);
@@ -143,8 +144,9 @@ async fn two_nodes_that_leave_at_once_hand_everything_to_the_one_that_stays() {
         stays.sees(1.0).await;
         tokio::join!(first.ended(), second.ended())
     };
-    let (one, two, (first, second)) = tokio::join!(wait(&closed[0]), wait(&closed[1]), leave);
-    for (status, waited) in [one, two] {
+    let [one, two, three, four] = &closed;
+    let (one, two, three, four, (first, second)) = tokio::join!(wait(one), wait(two), wait(three), wait(four), leave);
+    for (status, waited) in [one, two, three, four] {
         assert_eq!(status, 200);
         assert!(waited >= CLOSED_FOR && waited < CLOSED_FOR + Duration::from_secs(3), "{waited:?}");
     }

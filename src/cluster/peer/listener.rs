@@ -36,8 +36,9 @@ const MAX_STREAMS: u32 = 65_536;
 /// After an accept that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves peers, their requests by `handle` and what they hand over by `take`, until `closing` says so (or its sender is gone) and the requests then running are answered. Dropping
-/// the future ends every connection.
+/// Serves peers, their requests by `handle` and what they hand over by `take`, which says whether that is acknowledged,
+/// until `closing` says so (or its sender is gone) and the requests then running are answered. Dropping the future ends
+/// every connection.
 ///
 /// A peer is whoever has a certificate of the CA that is made for a node, for the address it comes from or that of a
 /// member.
@@ -50,7 +51,7 @@ pub async fn serve<H, T, P, F, B, E>(
     take: T,
 ) where
     T: Fn(&[u8]) -> P + Clone + Send + 'static,
-    P: Future<Output = ()> + Send + 'static,
+    P: Future<Output = bool> + Send + 'static,
     H: Fn(Request<Inbound>) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body<Data = Bytes, Error: Send> + Send + 'static,
@@ -109,7 +110,7 @@ async fn shake_hands(
 async fn serve_handover<T, P>(mut stream: TlsStream<TcpStream>, take: T, handovers: &Semaphore)
 where
     T: Fn(&[u8]) -> P,
-    P: Future<Output = ()>,
+    P: Future<Output = bool>,
 {
     let Ok(permit) = handovers.acquire().await else { return };
     let Ok(message) = handover::hear(&mut stream).await else { return };
@@ -117,8 +118,9 @@ where
     drop(message);
     // Passing it on may wait for another node, which may wait for this one.
     drop(permit);
-    taken.await;
-    handover::acknowledge(stream).await.ok();
+    if taken.await {
+        handover::acknowledge(stream).await.ok();
+    }
 }
 
 async fn serve_streams<H, F, B, E>(stream: TlsStream<TcpStream>, handle: H, mut closing: watch::Receiver<bool>)

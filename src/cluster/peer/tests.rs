@@ -49,7 +49,7 @@ where
         let answer = handle(request);
         async move { Ok::<_, Infallible>(answer.await) }
     };
-    let served = tokio::spawn(serve(listener, tls.server.clone(), members, closed, handle, |_: &[u8]| async {}));
+    let served = tokio::spawn(serve(listener, tls.server.clone(), members, closed, handle, |_: &[u8]| async { true }));
     Peer { address, closing, served }
 }
 

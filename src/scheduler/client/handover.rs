@@ -50,7 +50,7 @@ impl Client {
 
     /// What the next owner should know; nothing if there is nothing to know.
     pub fn pack(&mut self, now: Instant) -> Option<ClientState> {
-        if self.next_seq == 0 && self.lanes.is_empty() {
+        if self.next_seq == 0 && self.lanes.is_empty() && self.validity == Validity::Unjudged {
             return None;
         }
         let mut places = HashMap::new();
