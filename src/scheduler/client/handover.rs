@@ -50,7 +50,7 @@ impl Client {
 
     /// What the next owner should know; nothing if there is nothing to know.
     pub fn pack(&mut self, now: Instant) -> Option<ClientState> {
-        if self.next_seq == 0 && self.lanes.is_empty() && self.validity == Validity::Unjudged {
+        if self.next_seq == 0 && self.lanes.is_empty() && self.validity != Validity::Invalid {
             return None;
         }
         let mut places = HashMap::new();
@@ -219,6 +219,12 @@ mod tests {
         let mut bench = Bench::with(50, true, Room::new(1000));
         bench.call(0, write(1), status(401));
         assert_eq!(opens(&mut move_over(&mut bench, 10), 10, write(2)), None);
+        // Also where it moves on before it was used, and its buckets are forgotten.
+        let (late, calm) = (bench.at(3_600_000), bench.at(3_000_000));
+        assert!(bench.client.sweep(late, calm, 10) > 0 && bench.client.lanes.is_empty());
+        let mut unused = move_over(&mut bench, 3_600_000);
+        assert_eq!(opens(&mut move_over(&mut unused, 3_600_010), 3_600_010, write(2)), None);
+        assert!(Bench::with(50, false, Room::new(1)).client.pack(late).is_none(), "nothing is known of it");
         let mut bench = Bench::with(50, true, Room::new(1000));
         bench.call(0, write(1), Signal { global: true, ..refusal(status(429), 9_000) });
         let wait = opens(&mut move_over(&mut bench, 10), 10, write(2)).unwrap();
