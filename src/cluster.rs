@@ -197,15 +197,19 @@ impl Membership {
         if view.left().is_none() || !self.heard.is_gone(&owner) {
             return owner;
         }
-        match self.remaining(&view).owner(key) {
+        match self.heirs(&view).owner(key) {
             Owner::Peer(next) => next,
             Owner::Local | Owner::OverCapacity => owner,
         }
     }
 
-    /// The members of a view that are not known to have left.
-    fn remaining(&self, view: &View) -> Members {
-        view.without(view.epoch(), |member| self.heard.is_gone(member))
+    /// Who may get what is not this node's: all members, or those that are not known to have left if this node hears no
+    /// gossip any more.
+    fn heirs(&self, view: &View) -> Arc<Members> {
+        match view.left() {
+            None => view.members(),
+            Some(_) => Arc::new(view.without(view.epoch(), |member| self.heard.is_gone(member))),
+        }
     }
 
     /// Who is next to get what was sent here, by a `former` owner or not, if this node has left.
@@ -249,11 +253,12 @@ impl Cluster {
                     // It may have moved on by the time that it is told.
                     Some(former) => unheard |= !membership.heard.wait(&former, deadline).await,
                 },
-                Owner::Peer(peer) if hops == 0 || (hops < MAX_HOPS && (moved || membership.owned(key))) => {
-                    return Ok(Way::There(membership.standing(key, peer), hops + 1));
-                }
+                Owner::Peer(peer) if hops == 0 && !moved => return Ok(Way::There(peer, 1)),
                 Owner::Peer(peer) => {
                     let peer = membership.standing(key, peer);
+                    if hops < MAX_HOPS && (moved || membership.owned(key)) {
+                        return Ok(Way::There(peer, hops + 1));
+                    }
                     // A first hop comes from where the request entered: that node was mistaken, or has just lost the key.
                     let heir = (hops < MAX_HOPS).then(|| membership.next_heir(key, peer, hops > 1));
                     match heir.flatten() {

@@ -39,7 +39,7 @@ impl Membership {
         if view.over_capacity() {
             return None;
         }
-        let members = if view.has_local() { view.members() } else { Arc::new(self.remaining(view)) };
+        let members = self.heirs(view);
         let departing = scheduler.release(|key| matches!(members.owner(key), Owner::Peer(_)));
         let is_told = |member: &Arc<Member>| match &occasion {
             Occasion::Changed(before) => member.name != self.name && !before.contains(member),
@@ -64,25 +64,27 @@ impl Membership {
         let (name, credentials) = (&handover.from, handover.credentials.len());
         tracing::info!(name, credentials, "another member handed over what it knew");
         let (new, passed) = self.heard.message(message);
-        let view = self.members().clone();
-        let left = view.left().is_some();
+        let left = self.members().left().is_some();
         if new && !left {
             scheduler.unpack(&handover);
         }
         let now = Instant::now();
         self.heard.note(&handover, now);
-        let word = self.word(&view);
+        // It may have left since, and handed over before this was taken in.
+        let view = self.members().clone();
+        let (word, members) = (self.word(&view), self.heirs(&view));
         // One that has left keeps nothing for itself. What a member takes may be yet another one's as well, but it gives
         // nothing back: who has just handed it over is about to leave, as this node will hear.
-        let (departing, members, word) = if left {
+        let (departing, word) = if left {
             let Handover { invalid, credentials, .. } = handover;
-            (None, Arc::new(self.remaining(&view)), Handover { invalid, credentials, ..word })
+            (None, Handover { invalid, credentials, ..word })
         } else {
-            let stands = |owner: &Member| !self.heard.lately(&owner.name, now) && !self.heard.is_gone(owner);
-            let lost = |key: &Key| matches!(view.owner(key), Owner::Peer(owner) if stands(&owner));
+            let told = |owner: &Member| self.heard.lately(&owner.name, now) || self.heard.is_gone(owner);
+            let keeps = |owner: &Member| view.left().is_none() && told(owner);
+            let lost = |key: &Key| matches!(members.owner(key), Owner::Peer(owner) if !keeps(&owner));
             let taken = handover.credentials.iter().map(|credential| credential.key).filter(|_| new);
             let lost: HashSet<Key> = taken.filter(lost).collect();
-            ((!lost.is_empty()).then(|| scheduler.release(|key| lost.contains(key))), view.members(), word)
+            ((!lost.is_empty()).then(|| scheduler.release(|key| lost.contains(key))), word)
         };
         let peers = self.peers.clone();
         Some(async move {
