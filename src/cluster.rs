@@ -294,12 +294,7 @@ impl Cluster {
             Self::Alone => None,
             Self::Member(membership) => membership.take(scheduler, message),
         };
-        async move {
-            match taken {
-                Some(taken) => taken.await,
-                None => true,
-            }
-        }
+        or(taken, true)
     }
 
     /// Lets all credentials go that other nodes of the view own, and tells these nodes what is known of them. Those that are
@@ -315,11 +310,7 @@ impl Cluster {
             Self::Alone => None,
             Self::Member(membership) => membership.hand_over(scheduler, view, occasion),
         };
-        async move {
-            if let Some(handed) = handed {
-                handed.await;
-            }
-        }
+        or(handed, ())
     }
 
     /// Sends a request on to its owner, see [`Peers::forward`].
@@ -331,6 +322,13 @@ impl Cluster {
             Self::Alone => Err(ProxyError::Unavailable(Reason::ClusterRouting)),
             Self::Member(membership) => membership.peers.forward(to.peer(), request, hop).await,
         }
+    }
+}
+
+async fn or<T>(future: Option<impl Future<Output = T>>, otherwise: T) -> T {
+    match future {
+        Some(future) => future.await,
+        None => otherwise,
     }
 }
 

@@ -268,7 +268,7 @@ async fn leave(gossip: &Gossip, handler: &Handler, hearsay: Duration) {
         let left = timeout_at(heard, members.wait_for(|members| !members.has_local())).await.is_ok_and(|it| it.is_ok());
         // Alone, it has no heirs.
         if left {
-            let rest = gossip.members().borrow().clone();
+            let rest = members.borrow().clone();
             handler.cluster.hand_over(&handler.scheduler, &rest, Occasion::Left).await;
         }
     };

@@ -56,7 +56,8 @@
 //!
 //! In a cluster the node first tells the others that it leaves. From then on its credentials are theirs: [`scheduler`] lets
 //! them go, [`cluster`] hands what was known of them over ([`scheduler::handover`]) and sends on to their new owners what
-//! waited here. [`daemon`] does the same whenever a node that joins takes credentials over.
+//! waited here. [`daemon`] does the same whenever a node that joins takes credentials over. What another node that leaves
+//! tells this one after it has left is passed on.
 
 pub mod agreed;
 pub mod clock;

@@ -53,7 +53,9 @@ impl Heard {
     pub(super) fn note(&self, handover: &Handover, at: Instant) {
         let mut gone = self.gone.lock();
         for left in &handover.gone {
-            if !gone.contains(left) {
+            // The youngest of a name stands for all before it.
+            if !gone.iter().any(|known| known.name == left.name && known.generation >= left.generation) {
+                gone.retain(|known| known.name != left.name);
                 remember(&mut gone, left.clone());
             }
         }
@@ -138,6 +140,10 @@ mod tests {
         assert!(heard.has_told(&former));
         assert!(heard.lately("two", now) && !heard.lately("two", now + LATELY) && !heard.lately("one", now));
         assert_eq!(heard.gone(), [left(5)]);
+        for generation in [4, 6] {
+            heard.note(&Handover { gone: vec![left(generation)], ..Handover::default() }, now);
+        }
+        assert_eq!(heard.gone(), [left(6)], "one for each name");
         assert!(left(5).is(&member) && left(6).is(&member) && !left(4).is(&member));
     }
 }

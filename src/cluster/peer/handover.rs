@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::scheduler::handover::MAX_MESSAGE;
 
-/// For a whole message, its answer included.
+/// For a whole message: at the teller with its answer, at the taker for either of the two.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TAKEN: u8 = 1;
 
