@@ -17,7 +17,7 @@ const BASE_MARGIN: Duration = Duration::from_micros(500);
 const MAX_MARGIN: Duration = Duration::from_millis(100);
 /// Two disagreements are enough where the network's jitter reaches 80 ms.
 const WIDEN_BY: Duration = Duration::from_millis(45);
-/// So many answers of this process are not enough to tell how quick one can be, if a former owner has.
+/// So few answers over open connections do not tell how quick one can be: each of them may have been late.
 const BELIEVED: u8 = 50;
 /// What exceeds the quickest answer by more than this is Discord's work and not the way there.
 const MAX_LATE: Duration = Duration::from_millis(500);
@@ -76,7 +76,7 @@ pub struct Pacer {
     blocked_until: Option<Instant>,
     /// The time the quickest answers of late took, over connections that were open.
     quickest: Duration,
-    /// The same at a former owner, and of how many answers more that counts.
+    /// The same as a former owner knew it (without one, as quick as can be), and for how many answers more that counts.
     told: (Duration, u8),
     /// What was claimed until then can have had the answer that came last.
     heard: Instant,
@@ -99,8 +99,8 @@ impl Pacer {
             promised: None,
             blocked_until: None,
             quickest: Duration::MAX,
-            told: (Duration::MAX, 0),
-            heard: now,
+            told: (Duration::ZERO, BELIEVED),
+            heard: credit_from,
         };
         pacer.doubt(now, credit_from);
         pacer
@@ -258,14 +258,13 @@ impl Pacer {
             let took = claimed.elapsed_at(now);
             self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
         }
-        let known = self.quickest.min(self.told.0);
-        if let (_, left @ 1..) = &mut self.told {
-            *left -= 1;
-        } else {
-            self.told.0 = Duration::MAX;
+        let quickest = self.quickest.min(self.told.0);
+        if !waited {
+            self.told = match self.told {
+                (known, left @ 2..) => (known, left - 1),
+                _ => (Duration::MAX, 0),
+            };
         }
-        // Before any answer came over an open connection, nobody knows how quick one can be.
-        let quickest = if known == Duration::MAX { Duration::ZERO } else { known };
         let Some(left) = now.checked_sub(quickest) else { return };
         // With the margin that the window adds it is what it was.
         let Some(arrived) = left.checked_sub(self.margin) else { return };

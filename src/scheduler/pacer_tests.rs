@@ -9,6 +9,13 @@ fn seasoned(limit: u32) -> (Pacer, Instant) {
     (Pacer::new(limit, now, born), now)
 }
 
+/// One that knows how quick an answer can be.
+fn knowing(limit: u32, quickest: Duration) -> (Pacer, Instant) {
+    let (mut pacer, now) = seasoned(limit);
+    pacer.told = (quickest, BELIEVED);
+    (pacer, now)
+}
+
 #[test]
 fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
     let (mut pacer, start) = seasoned(2);
@@ -27,7 +34,7 @@ fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
 
 #[test]
 fn one_that_was_sent_late_counts_from_then() {
-    let (mut pacer, start) = seasoned(2);
+    let (mut pacer, start) = knowing(2, Duration::from_millis(25));
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     pacer.answered(start, start + ms(25), false);
@@ -40,8 +47,21 @@ fn one_that_was_sent_late_counts_from_then() {
 }
 
 #[test]
+fn the_first_of_a_process_that_was_late_is_not_taken_for_as_quick_as_can_be() {
+    let (mut pacer, start) = seasoned(2);
+    let ms = Duration::from_millis;
+    assert_eq!(pacer.claim(start), Ok(()));
+    pacer.answered(start, start + ms(2), false);
+    assert_eq!(pacer.claim(start + ms(20)), Ok(()));
+    pacer.answered(start + ms(20), start + ms(21), false);
+    // The second shows that the first may have arrived 1 ms late, or more.
+    let Err(free) = pacer.claim(start + SECOND + BASE_MARGIN) else { panic!("a rolling second of three") };
+    assert_eq!(free, start + ms(2) + SECOND);
+}
+
+#[test]
 fn a_burst_over_open_connections_that_stood_still_counts_from_the_first_answer() {
-    let (mut pacer, start) = seasoned(3);
+    let (mut pacer, start) = knowing(3, Duration::from_millis(25));
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     pacer.answered(start, start + ms(25), false);
@@ -59,7 +79,7 @@ fn a_burst_over_open_connections_that_stood_still_counts_from_the_first_answer()
 
 #[test]
 fn slow_answers_cost_next_to_nothing_while_others_come() {
-    let (mut pacer, start) = seasoned(2);
+    let (mut pacer, start) = knowing(2, Duration::from_millis(26));
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     assert_eq!(pacer.claim(start), Ok(()));
