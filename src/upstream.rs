@@ -11,6 +11,8 @@
 //! The target's path and query go on the wire byte for byte. Nothing is added but `Proxy-Authorization`, when
 //! Discord is reached in plain http through a proxy that wants it.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,8 +93,8 @@ pub struct Answer {
     /// When REQUEST_TIMEOUT ends for the body. Far away if the answer came before the upload's end: then the upload is
     /// bounded by its progress, and the whole by the caller's own deadline.
     pub body_deadline: Instant,
-    /// Whether it had to wait for a connection, so that it went out later than it was handed over.
-    pub waited: bool,
+    /// When its request left; unknown if that had to wait for a connection.
+    pub written: Option<Instant>,
 }
 
 /// Why an attempt had no answer.
@@ -173,14 +175,14 @@ impl Upstream {
             Connections::Http1(pool) => Box::pin(clock.bound(pool.send(lease.0, request))).await?,
             Connections::Any(client) => Box::pin(clock.bound(send_by(client, request, started))).await?,
         };
-        let (response, waited) = sent.map_err(|error| clock.explain(&*error))?;
+        let (response, written) = sent.map_err(|error| clock.explain(&*error))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let message = "the answer switches protocols without being asked to".into();
             return Err(SendError::Failed { message, sent: true });
         }
         let response = Inbound::response(response);
         let body_deadline = clock.answered();
-        Ok(Answer { response, body_deadline, waited })
+        Ok(Answer { response, body_deadline, written })
     }
 }
 
@@ -202,16 +204,24 @@ fn any(connector: Connector) -> Connections {
     Connections::Any(Box::new(client))
 }
 
-/// Sends a request, and says whether it had to wait for a connection after it was `handed` over.
+/// Sends a request whose attempt `started` then. What is on an open connection leaves in the order in which it was handed
+/// over, so that is as good as when it was written, unless it had to wait for a connection.
 async fn send_by(
     client: &Client<Connector, RequestBody>,
     request: Request<RequestBody>,
-    handed: Instant,
+    started: Instant,
 ) -> pool::Sent {
-    let response = client.request(request).await?;
+    let mut sending = client.request(request);
+    let mut handed = None;
+    let response = poll_fn(|cx| {
+        let polled = Pin::new(&mut sending).poll(cx);
+        handed.get_or_insert_with(Instant::now);
+        polled
+    });
+    let response = response.await?;
     let opened = response.extensions().get::<connect::Opened>();
-    let waited = opened.is_some_and(|opened| opened.0 >= handed);
-    Ok((response, waited))
+    let waited = opened.is_some_and(|opened| opened.0 >= started);
+    Ok((response, handed.filter(|_| !waited)))
 }
 
 impl Target {

@@ -86,7 +86,7 @@ pub(super) async fn run(
     };
     permit.sent();
     let sent = upstream.send(lease, &mut outgoing.parts, body, started);
-    let Answer { response, body_deadline, waited } = match sent.await {
+    let Answer { response, body_deadline, written } = match sent.await {
         Ok(answer) => answer,
         Err(error) => {
             if matches!(error, SendError::Failed { sent: false, .. }) {
@@ -95,9 +95,7 @@ pub(super) async fn run(
             return Outcome::Failed(error.into());
         }
     };
-    if waited {
-        permit.waited();
-    }
+    permit.written(written);
     let deadline = body_deadline.min(outgoing.deadline);
     let signal = Signal::read(response.status(), response.headers());
     let shared = signal.scope == Some(Scope::Shared);

@@ -144,8 +144,8 @@ pub struct Grant {
     judges: bool,
     /// Its answer blocks the credential.
     blocks: bool,
-    /// It had to wait for a connection.
-    pub waited: bool,
+    /// When it left: at once, until more is known. Of one that had to wait for a connection nobody knows.
+    pub written: Option<Instant>,
 }
 
 /// What a request should do now.
@@ -343,7 +343,7 @@ impl Client {
     ) -> Option<Result<Ticket, ProxyError>> {
         self.landed(now, grant);
         if !grant.ask.interaction {
-            self.pacer.answered(grant.sent_at, now, grant.waited);
+            self.pacer.answered(grant.sent_at, grant.written, now);
         }
         self.judge(grant, signal);
         if signal.unknown_webhook {

@@ -173,10 +173,10 @@ impl Permit {
         self.grant.as_ref().is_some_and(|grant| grant.ask.path_token && !grant.ask.interaction)
     }
 
-    /// The request had to wait for its connection after the permit was given.
-    pub fn waited(&mut self) {
+    /// When the request left; unknown if it had to wait for its connection after the permit was given.
+    pub fn written(&mut self, at: Option<tokio::time::Instant>) {
         if let Some(grant) = &mut self.grant {
-            grant.waited = true;
+            grant.written = at.map(tokio::time::Instant::into_std);
         }
     }
 

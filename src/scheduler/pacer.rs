@@ -5,7 +5,8 @@
 //! little longer than a second: by a margin that grows when Discord disagrees and shrinks again (network jitter can
 //! push two of our seconds into one of Discord's), and by how late our own timers have been of late (a busy machine
 //! sends as unevenly as it wakes). What may have arrived late counts from when it can have arrived: what had to connect
-//! first, what was sent and saw no answer of any request since, and what went out right before the machine stood still.
+//! first, what was written late, what was sent and saw no answer of any request since, and what went out right before the
+//! machine stood still.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -245,21 +246,21 @@ impl Pacer {
         self.blocked_until
     }
 
-    /// What was claimed at `claimed` has been answered. If it arrived at Discord later than its claim, the next second's may
-    /// not. Until an answer comes, nobody knows that anything sent since the one before has left: the machine or the network
-    /// may have stood still. So all of it counts from the latest moment that the quickest way there and back leaves room
-    /// for. What `waited` for a connection is late by itself, whatever others' answers say. Of either the margin covers the
-    /// first.
-    pub fn answered(&mut self, claimed: Instant, now: Instant, waited: bool) {
+    /// What was claimed at `claimed`, and `written` then, has been answered. If it arrived at Discord later than its claim,
+    /// the next second's may not. Until an answer comes, nobody knows that anything sent since the one before has arrived:
+    /// the machine or the network may have stood still. So all of it counts from the latest moment that the quickest way
+    /// there and back leaves room for. What was written late is late by itself, whatever others' answers say; so is what had
+    /// to wait for a connection, of which nobody knows when it was written. Of all that the margin covers the first.
+    pub fn answered(&mut self, claimed: Instant, written: Option<Instant>, now: Instant) {
         if self.limit > EXACT_UP_TO {
             return;
         }
-        if !waited {
-            let took = claimed.elapsed_at(now);
+        if let Some(written) = written {
+            let took = written.elapsed_at(now);
             self.quickest = if took < self.quickest { took } else { self.quickest + (took - self.quickest) / 4096 };
         }
         let quickest = self.quickest.min(self.told.0);
-        if !waited {
+        if written.is_some() {
             self.told = match self.told {
                 (known, left @ 2..) => (known, left - 1),
                 _ => (Duration::MAX, 0),
@@ -276,7 +277,8 @@ impl Pacer {
             }
             self.heard = left;
         }
-        if waited && claimed + self.window(now) > now {
+        let arrived = written.map_or(Some(arrived), |written| written.checked_sub(self.margin));
+        if let Some(arrived) = arrived.filter(|at| *at > claimed && claimed + self.window(now) > now) {
             let arrived = arrived.min(claimed + MAX_LATE);
             // Its entry is the first since its claim, or one that has been moved: then the first is as good.
             let place = self.sends.partition_point(|(at, _)| *at < claimed);

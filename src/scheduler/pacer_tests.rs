@@ -25,7 +25,7 @@ fn a_burst_that_was_late_counts_from_when_it_can_have_arrived() {
     // Both had to connect first: Discord may have counted them as late as this.
     let answered = start + Duration::from_millis(300);
     for _ in 0..2 {
-        pacer.answered(start, answered, true);
+        pacer.answered(start, None, answered);
     }
     let Err(free) = pacer.claim(start + SECOND + 2 * BASE_MARGIN) else { panic!("a rolling second of three") };
     assert_eq!(free, answered + SECOND);
@@ -37,9 +37,9 @@ fn one_that_was_sent_late_counts_from_then() {
     let (mut pacer, start) = knowing(2, Duration::from_millis(25));
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
-    pacer.answered(start, start + ms(25), false);
+    pacer.answered(start, Some(start), start + ms(25));
     assert_eq!(pacer.claim(start + ms(100)), Ok(()));
-    pacer.answered(start + ms(100), start + ms(131), false);
+    pacer.answered(start + ms(100), Some(start + ms(100)), start + ms(131));
     let first = start + SECOND + BASE_MARGIN;
     assert_eq!(pacer.claim(first), Ok(()));
     let Err(second) = pacer.claim(first) else { panic!("a rolling second of three") };
@@ -51,12 +51,28 @@ fn the_first_of_a_process_that_was_late_is_not_taken_for_as_quick_as_can_be() {
     let (mut pacer, start) = seasoned(2);
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
-    pacer.answered(start, start + ms(2), false);
+    pacer.answered(start, Some(start), start + ms(2));
     assert_eq!(pacer.claim(start + ms(20)), Ok(()));
-    pacer.answered(start + ms(20), start + ms(21), false);
+    pacer.answered(start + ms(20), Some(start + ms(20)), start + ms(21));
     // The second shows that the first may have arrived 1 ms late, or more.
     let Err(free) = pacer.claim(start + SECOND + BASE_MARGIN) else { panic!("a rolling second of three") };
     assert_eq!(free, start + ms(2) + SECOND);
+}
+
+#[test]
+fn one_that_was_written_late_counts_from_then_whatever_others_answers_say() {
+    let (mut pacer, start) = knowing(2, Duration::from_millis(25));
+    let ms = Duration::from_millis;
+    assert_eq!(pacer.claim(start), Ok(()));
+    assert_eq!(pacer.claim(start + ms(5)), Ok(()));
+    // The thread of the first was put off for 15 ms; the second, on another, was not, and what came back shows nothing odd.
+    pacer.answered(start + ms(5), Some(start + ms(5)), start + ms(30));
+    pacer.answered(start, Some(start + ms(15)), start + ms(40));
+    let Err(free) = pacer.claim(start + SECOND + BASE_MARGIN) else { panic!("a rolling second of three") };
+    assert_eq!(free, start + ms(5) + SECOND + BASE_MARGIN);
+    assert_eq!(pacer.claim(free), Ok(()));
+    let Err(free) = pacer.claim(free) else { panic!("a rolling second of three") };
+    assert!(free >= start + ms(15) + SECOND, "{:?}", free - start);
 }
 
 #[test]
@@ -64,14 +80,14 @@ fn a_burst_over_open_connections_that_stood_still_counts_from_the_first_answer()
     let (mut pacer, start) = knowing(3, Duration::from_millis(25));
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
-    pacer.answered(start, start + ms(25), false);
+    pacer.answered(start, Some(start), start + ms(25));
     let burst = start + ms(30);
     for _ in 0..2 {
         assert_eq!(pacer.claim(burst), Ok(()));
     }
     // The machine stands still for 60 ms: neither can have been answered before the first was.
-    pacer.answered(burst, burst + ms(85), false);
-    pacer.answered(burst, burst + ms(200), false);
+    pacer.answered(burst, Some(burst), burst + ms(85));
+    pacer.answered(burst, Some(burst), burst + ms(200));
     assert_eq!(pacer.claim(start + SECOND + BASE_MARGIN), Ok(()));
     let Err(free) = pacer.claim(burst + SECOND + ms(30)) else { panic!("a rolling second of four") };
     assert!(free > burst + SECOND + ms(59) && free <= burst + SECOND + ms(60), "{:?}", free - burst);
@@ -83,8 +99,8 @@ fn slow_answers_cost_next_to_nothing_while_others_come() {
     let ms = Duration::from_millis;
     assert_eq!(pacer.claim(start), Ok(()));
     assert_eq!(pacer.claim(start), Ok(()));
-    pacer.answered(start, start + ms(26), false);
-    pacer.answered(start, start + ms(900), false);
+    pacer.answered(start, Some(start), start + ms(26));
+    pacer.answered(start, Some(start), start + ms(900));
     let free = start + SECOND + BASE_MARGIN;
     assert_eq!(pacer.claim(free), Ok(()));
     assert_eq!(pacer.claim(free + BASE_MARGIN), Ok(()));
@@ -179,7 +195,7 @@ fn a_way_that_stands_still_now_and_then_costs_no_429_and_no_more_time_than_it_to
             Err(at) => at,
         };
         while let Some((claimed, answered)) = answers.pop_front_if(|(_, answered)| *answered <= next) {
-            pacer.answered(claimed, answered, false);
+            pacer.answered(claimed, Some(claimed), answered);
         }
         now = next;
     }
@@ -212,7 +228,7 @@ fn a_jittery_way_draws_a_few_429s_at_first_and_costs_less_than_a_tenth() {
             };
             while let Some(&(answered, claimed, refused)) = answers.first().filter(|(answered, ..)| *answered <= next) {
                 answers.pop_first();
-                pacer.answered(claimed, answered, false);
+                pacer.answered(claimed, Some(claimed), answered);
                 if refused {
                     pacer.block(answered, answered + ms(300));
                 }
@@ -257,13 +273,13 @@ fn what_goes_out_late_from_the_first_request_of_a_new_owner_on_is_seen_to_be_lat
     let (mut former, now) = seasoned(50);
     let ms = Duration::from_millis;
     former.claim(now).unwrap();
-    former.answered(now, now + ms(1), false);
+    former.answered(now, Some(now), now + ms(1));
     let first = now + ms(1_500);
     let mut heir = Pacer::new(50, now, now);
     heir.unpack(first, &former.pack(first), false);
     // It gets there after 7 ms, where the former owner's took one there and back.
     heir.claim(first).unwrap();
-    heir.answered(first, first + ms(8), false);
+    heir.answered(first, Some(first), first + ms(8));
     let sent = drain(&mut heir, first + ms(8), 50, Duration::ZERO);
     assert!(sent[49] > first + ms(6) + SECOND, "{:?}", sent[49] - first);
 }

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -125,7 +126,7 @@ impl Connector {
                 (Box::new(io) as Transport, h2)
             }
         };
-        Ok(Stream { io, h2, forwarded: matches!(plan.way, Way::Forward(_)), opened: Opened(Instant::now()) })
+        Ok(Stream { io, h2, forwarded: matches!(plan.way, Way::Forward(_)), wire: Arc::new(Wire::new()) })
     }
 
     /// A connection to the first hop: the upstream itself, or the proxy.
@@ -255,16 +256,63 @@ pub(super) struct Stream {
     io: Transport,
     h2: bool,
     forwarded: bool,
-    opened: Opened,
+    wire: Arc<Wire>,
 }
 
 /// When a connection was opened; in the extensions of every answer that came over it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened(pub(super) Instant);
 
+/// When a request left, which is not when it was handed over: the machine may have stood still in between.
+#[derive(Debug)]
+pub(super) struct Wire {
+    opened: Instant,
+    /// Nanoseconds from then to the first write of the request; 0 before it.
+    written: AtomicU64,
+}
+
+impl Wire {
+    /// Of a connection that is open now.
+    pub(super) fn new() -> Self {
+        Self { opened: Instant::now(), written: AtomicU64::new(0) }
+    }
+
+    /// Another request is handed over.
+    pub(super) fn arm(&self) {
+        self.written.store(0, Ordering::Relaxed);
+    }
+
+    /// When the request's first bytes were written.
+    pub(super) fn written(&self) -> Option<Instant> {
+        let written = self.written.load(Ordering::Relaxed);
+        (written > 0).then(|| self.opened + Duration::from_nanos(written))
+    }
+
+    fn wrote(&self) {
+        if self.written.load(Ordering::Relaxed) == 0 {
+            let since = u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.written.store(since.max(1), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Stream {
+    /// What its requests' writes are told to.
+    pub(super) fn wire(&self) -> Arc<Wire> {
+        Arc::clone(&self.wire)
+    }
+
+    fn wrote(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(_)) = written {
+            self.wire.wrote();
+        }
+        written
+    }
+}
+
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        let connected = Connected::new().proxy(self.forwarded).extra(self.opened);
+        let connected = Connected::new().proxy(self.forwarded).extra(Opened(self.wire.opened));
         if self.h2 { connected.negotiated_h2() } else { connected }
     }
 }
@@ -277,7 +325,8 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.wrote(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -293,7 +342,8 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.wrote(written)
     }
 
     fn is_write_vectored(&self) -> bool {

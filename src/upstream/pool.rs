@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
 use super::body::RequestBody;
-use super::connect::Connector;
+use super::connect::{Connector, Wire};
 use super::{BUFFER_BYTES, IDLE_TIMEOUT, MAX_IDLE_CONNECTIONS};
 
 /// As many at rest are kept for [`IDLE_TIMEOUT`]. What a burst opened beyond them, 30 KiB each, goes after this long.
@@ -31,10 +31,14 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// Why a request has no answer.
 pub(super) type Failure = Box<dyn Error + Send + Sync>;
 
-type Sender = SendRequest<RequestBody>;
+/// One connection: takes a request, and knows when it left.
+struct Sender {
+    requests: SendRequest<RequestBody>,
+    wire: Arc<Wire>,
+}
 
-/// An answer, and whether its request had to wait for a connection.
-pub(super) type Sent = Result<(Response<Incoming>, bool), Failure>;
+/// An answer, and when its request left, unless that had to wait for a connection.
+pub(super) type Sent = Result<(Response<Incoming>, Option<Instant>), Failure>;
 
 pin_project! {
     /// A request on its way. Not an async block: that would keep room for hyper's future twice.
@@ -100,7 +104,8 @@ impl Pool {
     ) -> Sending<'_, impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + use<>> {
         match lease {
             Some(mut lease) => {
-                let sending = lease.sender.try_send_request(request);
+                lease.sender.wire.arm();
+                let sending = lease.sender.requests.try_send_request(request);
                 Sending::OnIts { sending, pool: self, lease: Some(lease) }
             }
             None => Sending::OnHeap { sending: self.send_on_another(request) },
@@ -133,7 +138,7 @@ impl Pool {
         let mut rest = self.shared.rest.lock();
         loop {
             let (sender, since) = rest.idle.pop()?;
-            if sender.is_ready() && since.elapsed() <= IDLE_TIMEOUT {
+            if sender.requests.is_ready() && since.elapsed() <= IDLE_TIMEOUT {
                 return Some(sender);
             }
         }
@@ -167,21 +172,22 @@ impl Pool {
     async fn connect(&self) -> Result<Sender, Failure> {
         let mut connector = self.shared.connector.clone();
         let io = connector.call(self.shared.upstream.clone()).await?;
-        let (mut sender, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(io).await?;
+        let wire = io.inner().wire();
+        let (mut requests, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(io).await?;
         // how it ends is told to the request that it ends
         drop(tokio::spawn(async move { _ = connection.await }));
-        sender.ready().await?;
-        Ok(sender)
+        requests.ready().await?;
+        Ok(Sender { requests, wire })
     }
 
     /// Takes back a connection whose answer has begun: at once if that is all of it.
     fn give_back(&self, mut sender: Sender) {
-        if sender.is_ready() {
+        if sender.requests.is_ready() {
             return self.rest(sender);
         }
         let pool = self.clone();
         drop(tokio::spawn(async move {
-            if sender.ready().await.is_ok() {
+            if sender.requests.ready().await.is_ok() {
                 pool.rest(sender);
             }
         }));
@@ -189,7 +195,7 @@ impl Pool {
 
     fn rest(&self, sender: Sender) {
         let mut rest = self.shared.rest.lock();
-        if sender.is_closed() || rest.idle.len() >= MAX_IDLE_CONNECTIONS {
+        if sender.requests.is_closed() || rest.idle.len() >= MAX_IDLE_CONNECTIONS {
             return;
         }
         rest.idle.push((sender, Instant::now()));
@@ -216,8 +222,9 @@ where
         let Some(Lease { sender, waited, opened }) = lease else { return Poll::Pending };
         match sent {
             Ok(response) => {
+                let written = sender.wire.written().filter(|_| !waited);
                 pool.give_back(sender);
-                Poll::Ready(Ok((response, waited)))
+                Poll::Ready(Ok((response, written)))
             }
             Err(mut error) => match error.take_message() {
                 Some(unsent) if !opened => {
@@ -239,7 +246,7 @@ impl Rest {
         let surplus = self.idle.len().saturating_sub(USUAL);
         let gone = older(IDLE_TIMEOUT).max(older(SURPLUS_TIMEOUT).min(surplus));
         let gone = self.idle.drain(..gone).collect();
-        self.idle.retain(|(sender, _)| !sender.is_closed());
+        self.idle.retain(|(sender, _)| !sender.requests.is_closed());
         gone
     }
 }
@@ -274,8 +281,8 @@ mod tests {
         let (mut rest, mut standing) = (Rest::default(), Vec::new());
         for _ in 0..USUAL + 36 {
             let (io, other) = tokio::io::duplex(64);
-            let (sender, connection) = Builder::new().handshake(TokioIo::new(io)).await.unwrap();
-            rest.idle.push((sender, start));
+            let (requests, connection) = Builder::new().handshake(TokioIo::new(io)).await.unwrap();
+            rest.idle.push((Sender { requests, wire: Arc::new(Wire::new()) }, start));
             standing.push((connection, other));
         }
         assert_eq!(rest.age(start + SURPLUS_TIMEOUT).len(), 0);

@@ -108,9 +108,11 @@ async fn http_2_is_spoken_when_both_sides_want_it() {
     settings.http2 = true;
     let host = &settings.authority;
     let client = client(&settings);
-    for _ in 0..3 {
+    for round in 0..3 {
         let request = request(Method::GET, "/a//b/%2F?", host.as_str(), RequestBody::empty());
-        let told = text(client.send(request).await.expect("an answer")).await;
+        let answer = client.send(request).await.expect("an answer");
+        assert_eq!(answer.written.is_some(), round > 0, "the first had to wait for its connection");
+        let told = text(answer).await;
         assert_eq!(told, format!("HTTP/2.0 GET /a//b/%2F? {host} hosts=0 body=0"));
     }
     let body = kept(&vault(), pattern(1 << 20)).await.attempt().expect("a first attempt");

@@ -1,7 +1,9 @@
 //! What goes on the wire, and how often.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use http::Method;
@@ -301,4 +303,37 @@ async fn connections_leave_from_the_outbound_address() {
     settings.outbound_ip = Some("192.0.2.1".parse().expect("an address"));
     let message = failed(client(&settings).send(get()).await.expect_err("not ours"));
     assert_eq!(message, "no free local port, or OUTBOUND_IP is no address of this machine");
+}
+
+#[tokio::test]
+async fn an_answer_says_when_its_request_left_and_not_when_it_was_handed_over() {
+    let pause = Duration::from_millis(40);
+    let server = Server::start(move |_, mut stream| async move {
+        loop {
+            read_head(&mut stream).await?;
+            tokio::time::sleep(pause).await;
+            answer_ok(&mut stream).await?;
+        }
+    })
+    .await;
+    let client = client(&settings(server.address));
+    let get = || request(Method::GET, "/x", &server.host(), RequestBody::empty());
+    let first = client.send(get()).await.expect("an answer");
+    assert_eq!(first.written, None, "it had to wait for its connection");
+    assert_eq!(text(first).await, "ok");
+    for _ in 0..2 {
+        let mut sending = pin!(client.send(get()));
+        let handed = Instant::now();
+        assert!(sending.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        // The only thread there is stands still before the connection's task can write.
+        while handed.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        let answer = sending.await.expect("an answer");
+        let written = answer.written.expect("a connection that was open");
+        assert!(written >= handed + pause, "{:?}", written - handed);
+        assert!(written.elapsed() >= pause, "it is no later than that: {:?}", written.elapsed());
+        assert_eq!(text(answer).await, "ok");
+    }
+    assert_eq!(server.connections(), 1);
 }

@@ -123,7 +123,7 @@ impl Client {
             (!extras.is_empty()).then_some(extras)
         });
         let judges = self.validity == Validity::Unjudged && !ask.path_token;
-        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, blocks: false, waited: false };
+        let grant = Grant { ask, deadline, seq, lane, extras, sent_at: now, judges, blocks: false, written: Some(now) };
         for lane in grant.lanes() {
             self.lanes[lane].bucket.sent(ask.class);
         }
